@@ -25,7 +25,7 @@ NEWEST_BUILD = 11_549  # of llama.cpp, October 2026
 FEW_OUTPUTS = 9467
 LORA_RANK, LORA_RANKS = 16, (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, the default and MaxLoRARanks, 0.33
 MAX_LORAS = 1024
-# Methods of speculative decoding by vLLM's names. A preset's key in their place is a draft model.
+# Methods of speculative decoding by vLLM's names. In their place stands a draft model's preset, or a head (sizer.catalogue.heads).
 NGRAM, MTP, EAGLE, EAGLE3, DRAFT_MODEL = "ngram", "mtp", "eagle", "eagle3", "draft_model"
 DRAFTS = (NGRAM, MTP, EAGLE, EAGLE3)
 MAX_DRAFTED = 128  # vllm/v1/sample/rejection_sampler.py, MAX_SPEC_LEN, 0.33
@@ -85,11 +85,6 @@ _ROWS = (
 )
 
 ENGINES: dict[str, Engine] = {row.key: row for row in _ROWS}
-
-
-def draft_method_of(draft: str) -> str:
-    """Return the method of speculative decoding that a request's `speculative` names, DRAFT_MODEL for a preset, "" without one."""
-    return draft if not draft or draft in DRAFTS else DRAFT_MODEL
 
 
 def format_release(release: tuple[int, int, int]) -> str:

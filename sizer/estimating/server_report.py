@@ -6,6 +6,7 @@ torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,9 +16,10 @@ from sizer.architecture.loading import resolve_weights
 from sizer.architecture.module_census import take_census
 from sizer.base.config_json import read_config
 from sizer.catalogue.gpus import Gpu, read_rows
+from sizer.catalogue.heads import PACKED, draft_config, draft_method_of
 from sizer.catalogue.modes import TEXT
 from sizer.catalogue.presets import find_preset
-from sizer.catalogue.serving import AUTO, DRAFTS
+from sizer.catalogue.serving import AUTO, DRAFT_MODEL
 from sizer.estimating.cautions import versions
 from sizer.estimating.model import COUNTED_IN, Model, Progress
 from sizer.estimating.scopes import module_scope_of, served_module
@@ -145,11 +147,13 @@ class Planner:
 
     def _draft_model(self, request: Request, gpu: Gpu) -> Architecture | None:
         """Return the draft model of a request's speculative decoding, None for other methods."""
-        if request.speculative is None or request.speculative[0] in DRAFTS:
+        name = request.speculative[0] if request.speculative else ""
+        if draft_method_of(name) != DRAFT_MODEL:
             return None
-        name = request.speculative[0]
         if name not in self._drafts:
             asked = replace(request, source="hf", name=name, revision=None, config=None, head=None)
+            if name.startswith(PACKED):
+                asked = replace(asked, source="config", name="", config=json.dumps(draft_config(name)))
             self._drafts[name], _ = _count(asked, gpu, None, self._store, self._show, scope=f" of the draft {name}")
         return self._drafts[name]
 

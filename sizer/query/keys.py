@@ -1037,7 +1037,7 @@ KEYS: dict[str, Key] = {
         "speculative",
         read_speculative,
         format_speculative,
-        allowed=f"{', '.join(DRAFTS)} or a draft model's preset, and drafted tokens, such as eagle3:3, with mode=serve",
+        allowed=f"{', '.join(DRAFTS)}, a head, a draft model or its config, and drafted tokens, as in eagle3:3, with mode=serve",
         otherwise="none",
         needs=of_engines("speculative"),
     ),

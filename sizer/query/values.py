@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from sizer.base.errors import RefusedValueError, RequestError, letters, quote, suggest
 from sizer.base.versions import OLDEST, format_version, parse_version
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION, SCRIPT
+from sizer.catalogue.heads import PACKED, find_head, pack_draft
 from sizer.catalogue.modes import ALL, COMPILE_MODES, INPUTS, OFFLOADED, QUANTIZED
 from sizer.catalogue.presets import find_preset
 from sizer.catalogue.recipes import (
@@ -478,22 +479,28 @@ def read_lora_rank(text: str) -> int:
 
 
 def read_speculative(text: str) -> tuple[str, int]:
-    """Return the method that drafts tokens, or the preset of a draft model, and how many tokens it drafts at once."""
+    """Return what drafts tokens, and how many at once: a method, a published head, the preset of a draft model, or a config."""
     name, _, tokens = text.rpartition(":")
+    name = name.strip()
     if not re.fullmatch(r"[0-9]{1,3}", tokens, re.ASCII) or not 1 <= int(tokens) <= MAX_DRAFTED:
         allowed = f"a method or a preset, a colon, and 1 to {MAX_DRAFTED} drafted tokens"
         raise RefusedValueError(allowed, "write for example speculative=eagle3:3")
     if name.lower() in DRAFTS:
         return name.lower(), int(tokens)
+    if name.startswith((PACKED, "{")):
+        return pack_draft(name), int(tokens)
+    if (head := find_head(name)) is not None:
+        return head, int(tokens)
     try:
         return find_preset(name).key, int(tokens)
     except RequestError as error:
-        allowed = f"{', '.join(DRAFTS)}, or the preset of a draft model"
-        raise RefusedValueError(allowed, error.todo or "write for example ngram:5") from None
+        allowed = f"{', '.join(DRAFTS)}, a published head, the preset of a draft model, or a draft's config.json"
+        other = f"write the config.json of {quote(name)} in place of its name" if "/" in name else error.todo
+        raise RefusedValueError(allowed, other or "write for example ngram:5") from None
 
 
 def format_speculative(draft: tuple[str, int]) -> str:
-    """Return a method or a preset and the number of drafted tokens, with a colon between."""
+    """Return a draft and the number of drafted tokens, with a colon between."""
     return ":".join(map(str, draft))
 
 

@@ -88,7 +88,7 @@ class Architecture:
     `lent` is the memory that the last layers would keep if they did not share the cache of earlier layers.
 
     `mtp_layers` is the number of the checkpoint's layers for multi-token prediction. `draft` is the model that drafts tokens, with
-    the weights that it does not share; None without one.
+    the weights that it does not share; None without one. A head of EAGLE-3 has `states_read` hidden states of the model as input.
 
     `vision` is the number of layers and the hidden size of the vision encoder as its config names them, None without one.
     """
@@ -130,6 +130,7 @@ class Architecture:
     lent: tuple[Layer, ...] = ()
     mtp_layers: int = 0
     draft: Architecture | None = None
+    states_read: int = 0
 
     def reading_text(self) -> Architecture:
         """Return the model without its image and sound encoders: vLLM loads neither if prompts contain text only.

@@ -6,7 +6,7 @@ import json
 import shlex
 
 from sizer.base.units import GIB
-from sizer.catalogue.presets import find_preset
+from sizer.catalogue.heads import repository_of
 from sizer.catalogue.serving import DRAFT_MODEL, EAGLE, EAGLE3
 from sizer.serving.flags import Flags
 from sizer.serving.groups import BLOCK as COMPRESSED_BLOCK
@@ -59,10 +59,8 @@ def vllm_command(model: str, flags: Flags, *, quantizes: bool, caches_prefixes: 
 
 
 def _speculative_config(flags: Flags) -> str:
-    """Return the JSON of --speculative-config. The query does not name the repository of an EAGLE head."""
+    """Return the JSON of --speculative-config. HEAD stands for a head whose repository the query does not name."""
     config: dict[str, str | int] = {"method": flags.draft_method, "num_speculative_tokens": flags.draft_tokens}
-    if flags.draft_method == DRAFT_MODEL:
-        config["model"] = find_preset(flags.draft).hub_id
-    elif flags.draft in (EAGLE, EAGLE3):
-        config["model"] = "HEAD"
+    if flags.draft_method in (DRAFT_MODEL, EAGLE, EAGLE3):
+        config["model"] = repository_of(flags.draft)
     return json.dumps(config)

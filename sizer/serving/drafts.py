@@ -3,8 +3,8 @@
 Source: vllm/config/speculative.py, v1/spec_decode/eagle.py (llm_base_proposer.py from 0.22 on), v1/worker/gpu/spec_decode,
 model_executor/models/llama_eagle.py, llama_eagle3.py, deepseek_mtp.py, glm4_moe_mtp.py and qwen3_5_mtp.py; vLLM 0.9 to 0.33.
 
-*Known limitations*: the config of an EAGLE head is not read. A head is taken to be a layer of Llama with the model's sizes, as
-published heads of dense models are.
+*Known limitations*: a head without a known config is taken to be a layer of Llama with the model's sizes, as published heads of
+dense models are. Heads with attention of DeepSeek's kind (MLA) are not counted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import replace
 from itertools import chain
 
 from sizer.base.errors import Refusal, RequestError
-from sizer.catalogue.serving import DRAFT_MODEL, DRAFTS, EAGLE3, MTP, NGRAM, format_release
+from sizer.catalogue.heads import VOCABULARY, Head, head_of
+from sizer.catalogue.serving import DRAFT_MODEL, EAGLE3, MTP, NGRAM, format_release
 from sizer.serving.architecture import ENCODER, FULL, LAYER, Architecture, Layer, Weight
 from sizer.serving.flags import Flags
 from sizer.serving.layout import allocated, is_vocabulary, tensors
 
-EAGLE3_VOCABULARY = 32_000  # draft_vocab_size of the heads that EAGLE-3's authors published
-EAGLE3_STATES = 3  # llama_eagle3.py, num_aux_hidden_states
 DRAFT_MODELS = (0, 15, 0)  # the first release with draft models; 0.9 to 0.14 refuse them
 # Types of models by the matrix that joins embedding and hidden state in their layers for multi-token prediction: eh_proj or fc.
 PROJECTED = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
@@ -101,33 +100,93 @@ def _predictor(architecture: Architecture, flags: Flags) -> Architecture:
 
 
 def _head(architecture: Architecture, flags: Flags) -> Architecture:
-    """Return an EAGLE head: one layer of Llama with the model's sizes. The head of EAGLE-3 has logits of its own vocabulary."""
-    if architecture.latent is not None or architecture.is_compressed:
-        given = f"{flags.draft} with {architecture.name}"
-        raise _refused(given, "a model whose layers keep keys and values of heads", "ask for mtp, ngram or a draft model")
-    third = flags.draft == EAGLE3
-    hidden, width = architecture.hidden, architecture.intermediate
-    queries, keys = (heads * architecture.head_size for heads in (architecture.heads, architecture.kv_heads))
-    inputs = 2 * hidden if third else hidden  # of EAGLE-3: embedding and hidden state beside each other
-    prefix = f"model.layers.{len(architecture.layers)}"
-    parts = zip("qkv", (queries, keys, keys), strict=True)
-    weights = [
-        *(_weight(f"{prefix}.self_attn.{name}_proj.weight", size, inputs) for name, size in parts),
-        _weight(f"{prefix}.self_attn.o_proj.weight", hidden, queries),
-        *(_weight(f"{prefix}.mlp.{name}_proj.weight", width, hidden) for name in ("gate", "up")),
-        _weight(f"{prefix}.mlp.down_proj.weight", hidden, width),
-        _weight(f"{prefix}.post_attention_layernorm.weight", hidden),
-        _weight("model.fc.weight", hidden, (EAGLE3_STATES if third else 2) * hidden),
-    ]
-    vocabulary = min(EAGLE3_VOCABULARY, architecture.vocabulary) if third else architecture.vocabulary
+    """Return an EAGLE head with its own sizes, else one layer of Llama with those of the model.
+
+    The head of EAGLE-3 has logits of its own vocabulary. A head of another hidden size has its own embedding (_should_share and
+    _maybe_share_embeddings, 0.33).
+    """
+    head = head_of(flags.draft)
+    if head is None:
+        if architecture.latent is not None or architecture.is_compressed:
+            given = f"{flags.draft} with {architecture.name}"
+            raise _refused(given, "a model whose layers keep keys and values of heads", "ask for mtp, ngram or a draft model")
+        head = _usual_head(architecture, flags)
+    _check_head(architecture, flags, head)
+    third, hidden = head.method == EAGLE3, head.hidden
+    queries, keys = (heads * head.head_size for heads in (head.heads, head.kv_heads))
+    weights: list[Weight] = []
+    for number in range(head.layers):
+        prefix = f"model.layers.{len(architecture.layers) + number}"
+        inputs = 2 * hidden if third and not number else hidden  # of EAGLE-3: embedding and hidden state beside each other
+        parts = [*zip("qkv", (queries, keys, keys), strict=True)]
+        weights += [
+            *(_weight(f"{prefix}.self_attn.{name}_proj.weight", size, inputs) for name, size in parts),
+            _weight(f"{prefix}.self_attn.o_proj.weight", hidden, queries),
+            *(_weight(f"{prefix}.mlp.{name}_proj.weight", head.width, hidden) for name in ("gate", "up")),
+            _weight(f"{prefix}.mlp.down_proj.weight", hidden, head.width),
+            _weight(f"{prefix}.post_attention_layernorm.weight", hidden),
+        ]
+        weights += [_weight(f"{prefix}.self_attn.{name}_proj.bias", size) for name, size in parts if head.bias]
+        weights += [_weight(f"{prefix}.self_attn.{name}_norm.weight", head.head_size) for name in "qk" if head.normed]
+        norms = ("input_layernorm", "hidden_norm") if third else ("input_layernorm",) if number else ()
+        weights += [_weight(f"{prefix}.{name}.weight", hidden) for name in norms]
+    read = (head.model_hidden or hidden) * head.states if third else 2 * hidden
+    if read:
+        weights.append(_weight("model.fc.weight", hidden, read))
+    weights += [_weight("model.fc_norm.weight", head.norms)] if third and head.norms else []
+    if hidden != architecture.hidden:
+        weights.append(_weight("model.embed_tokens.weight", head.vocabulary or architecture.vocabulary, hidden))
+    logits = min(head.logits, architecture.vocabulary) if third else architecture.vocabulary
     if third:
-        weights += [_weight(f"{prefix}.{name}.weight", hidden) for name in ("input_layernorm", "hidden_norm")]
-        weights += [_weight("model.norm.weight", hidden), _weight("lm_head.weight", vocabulary, hidden)]
-        weights.append(Weight(name="draft_id_to_target_id", shape=(vocabulary,), itemsize=8))
-    layer = Layer(kind=FULL, elements=2 * keys, kv_heads=architecture.kv_heads)
-    draft = replace(architecture, vocabulary=vocabulary, experts=0, quantization=None, expert_quantization=None)
-    draft = _part(draft, weights, (layer,))
-    return replace(draft, model_type="llama", rotary=architecture.head_size, rotary_itemsize=2, rotary_rows=(flags.max_model_len,))
+        weights += [_weight("model.norm.weight", hidden), _weight("lm_head.weight", logits, hidden)]
+        weights.append(Weight(name="draft_id_to_target_id", shape=(logits,), itemsize=8))
+    layer = Layer(kind=FULL, elements=2 * keys, kv_heads=head.kv_heads)
+    draft = replace(
+        architecture,
+        name=head.repository,
+        hidden=hidden,
+        vocabulary=logits,
+        heads=head.heads,
+        kv_heads=head.kv_heads,
+        head_size=head.head_size,
+        intermediate=head.width,
+        experts=0,
+        latent=None,
+        quantization=None,
+        expert_quantization=None,
+    )
+    draft = _part(draft, weights, (layer,) * head.layers)
+    rows = (max(flags.max_model_len, head.positions),)
+    return replace(
+        draft,
+        model_type="llama",
+        rotary=head.head_size,
+        rotary_itemsize=2,
+        rotary_rows=rows,
+        states_read=head.states if third else 0,
+    )
+
+
+def _usual_head(architecture: Architecture, flags: Flags) -> Head:
+    """Return the sizes of a head that nothing else is known of: those of the model."""
+    return Head(
+        method=flags.draft_method,
+        hidden=architecture.hidden,
+        width=architecture.intermediate,
+        heads=architecture.heads,
+        kv_heads=architecture.kv_heads,
+        head_size=architecture.head_size,
+        logits=VOCABULARY,
+    )
+
+
+def _check_head(architecture: Architecture, flags: Flags, head: Head) -> None:
+    """Raise RequestError for a head that was made for another model, or whose heads the ranks do not divide."""
+    if (head.model_hidden or head.hidden) != architecture.hidden:
+        given = f"a head for hidden states of {head.model_hidden or head.hidden:,} elements with {architecture.name}"
+        raise _refused(given, f"a head for {architecture.hidden:,}", "name the head that was trained for this model")
+    if head.heads % flags.tp:
+        raise _refused(f"{head.repository} with tp={flags.tp}", f"a tp that divides its {head.heads} heads", "ask for a smaller tp")
 
 
 def _part(architecture: Architecture, weights: list[Weight], layers: tuple[Layer, ...]) -> Architecture:
@@ -170,13 +229,15 @@ def unshared_bytes(architecture: Architecture, flags: Flags) -> int:
     draft = architecture.draft
     if draft is None:
         return 0
-    has_head = any("lm_head" in weight.name for weight in draft.weights)
     tables = [
         weight
         for weight in architecture.weights
         if is_vocabulary(weight, architecture) and not (weight.name.endswith("per_layer.weight") or ENCODER.search(weight.name))
     ]
-    copies = [weight for weight in tables if not (has_head and "lm_head" in weight.name)] if flags.draft in DRAFTS else []
+    names = [weight.name for weight in draft.weights]
+    own = [part for part in ("lm_head", "embed_tokens") if any(part in name for name in names)]
+    copies = [weight for weight in tables if not any(part in weight.name for part in own)]
+    copies = copies if flags.draft_method != DRAFT_MODEL else []
     weights = [*tensors(architecture, flags)]
     more = [*tensors(replace(_part(architecture, copies, ()), latent=None), flags), *_tensors(draft, flags)]
     return allocated(chain(weights, more)) - allocated(weights)
@@ -205,14 +266,14 @@ def buffer_bytes(architecture: Architecture, flags: Flags, stage: int = 0) -> in
 def drafting_bytes(architecture: Architecture, flags: Flags, layer_bytes: int) -> tuple[int, int]:
     """Return the bytes of hidden states that a draft has the model keep, and the peak while the draft itself runs.
 
-    EAGLE-3 keeps the hidden states of three layers. The second model runner joins them while all are still there. A draft
-    then reads embeddings and hidden states, next to each other, and runs `layer_bytes` of a layer.
+    EAGLE-3 keeps the hidden states of three layers, or of those that its config names. The second model runner joins them while
+    all are still there. A draft then reads embeddings and hidden states, next to each other, and runs `layer_bytes` of a layer.
     """
     draft = architecture.draft
     if draft is None:
         return 0, 0
     row = flags.max_num_batched_tokens * ITEMSIZE
-    states = EAGLE3_STATES * row * architecture.hidden if flags.draft == EAGLE3 else 0
+    states = draft.states_read * row * architecture.hidden
     held, own = row * architecture.hidden + states, row * draft.hidden
     running = layer_bytes + own if flags.draft_method == DRAFT_MODEL else max(5 * own, layer_bytes + 2 * own)
     if not (states and flags.second_runner):

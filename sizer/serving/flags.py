@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import GIB
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.heads import PACKED, draft_method_of
 from sizer.catalogue.modes import TEXT
 from sizer.catalogue.serving import (
     AUTO,
@@ -16,7 +17,6 @@ from sizer.catalogue.serving import (
     LORA_RANK,
     LORA_RANKS,
     NGRAM,
-    draft_method_of,
     format_release,
 )
 from sizer.query.request import Request
@@ -53,8 +53,8 @@ class Flags:
       split both matrices of an adapter.
     - `offload_bytes`: weights that are offloaded to the host.
     - `dcp`: tensor-parallel ranks that share the tokens of a request (decode context parallel).
-    - `draft`: method of speculative decoding, or the preset of a draft model; empty without. `draft_tokens`: tokens that it drafts
-      at once.
+    - `draft`: method of speculative decoding, the preset of a draft model, or a head by its key or config; empty without.
+      `draft_tokens`: tokens that it drafts at once.
     """
 
     release: Release
@@ -179,7 +179,7 @@ class Flags:
             "max_lora_rank": self.lora_rank if self.loras else None,
             "fully_sharded_loras": self.lora_sharded,
             "cpu_offload_gb": self.offload_bytes / GIB,
-            "speculative_method": self.draft or None,
+            "speculative_method": self.draft_method if self.draft.startswith(PACKED) else self.draft or None,
             "num_speculative_tokens": self.draft_tokens,
             "usage": "offline" if self.offline else "server",
             "vocabulary": self.vocabulary,

@@ -13,10 +13,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sizer.base.errors import RequestError, quote, suggest
-from sizer.catalogue.serving import ENGINES, MAX_LAYERS
+from sizer.catalogue.serving import EAGLE, EAGLE3, ENGINES, MAX_LAYERS
 from sizer.catalogue.sources import arch_of
 from sizer.serving.llama_log import arch_of_file, file_type_of
-from sizer.serving.startup import LAYOUTS_OF_FLAGS, StartupLog, read_draft, read_sglang_draft, unread_layout
+from sizer.serving.startup import (
+    LAYOUTS_OF_FLAGS,
+    StartupLog,
+    read_draft,
+    read_sglang_draft,
+    unread_head,
+    unread_layout,
+)
 
 MAX_CHARACTERS = 64 * 1024
 SHORTEST_PREFIX = 8  # characters: a shorter prefix may belong to a flag that is not listed here
@@ -345,7 +352,7 @@ def read_launch(text: str) -> Launch:
     if drafting:
         if engine == "sglang":
             algorithm, path, tokens, steps = (str(draft.get(key) or "") for key in ("algorithm", "path", "tokens", "steps"))
-            counted, draft = read_sglang_draft(algorithm, path, model, tokens, steps), {}
+            counted, drafter, draft = read_sglang_draft(algorithm, path, model, tokens, steps), path, {}
         else:
             method, drafter, tokens = (str(draft.get(key) or "") for key in ("method", "model", "num_speculative_tokens"))
             counted = read_draft(method, drafter, tokens)
@@ -353,6 +360,7 @@ def read_launch(text: str) -> Launch:
             items["speculative"] = counted
             read.append((" ".join(drafting), f"speculative={counted}"))
             unmatched += [f"{key} of --{DRAFTING}" for key in draft if key not in _DRAFT_KEYS]
+            unmatched += [unread_head(drafter)] if counted.partition(":")[0] in (EAGLE, EAGLE3) and drafter else []
         else:
             unmatched += [f"{one}: {UNCOUNTED_DRAFT}" for one in drafting]
     if any(name == "enable-dp-attention" for name, _ in pairs) and (copies := items.pop("dp", None)) is not None:

@@ -321,13 +321,13 @@ def expert_sizes(weight: Weight, architecture: Architecture, flags: Flags) -> tu
 def is_vocabulary(weight: Weight, architecture: Architecture) -> bool:
     """Return True for the rows of the vocabulary, padded or not: the embedding and the head, and the embedding of each layer.
 
-    The vocabulary of the latter is smaller in Gemma 3n.
+    The vocabulary of the latter is smaller in Gemma 3n, and that of the logits of an EAGLE-3 head.
     """
     if weight.name.endswith("embed_tokens_per_layer.weight"):
         return True
     named = weight.name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight", "embed_in.weight", "embed_out.weight"))
     same = len(weight.shape) == 2 and weight.shape[0] == architecture.vocabulary
-    return same and (named or "embed" in weight.name)
+    return (same and (named or "embed" in weight.name)) or (named and architecture.states_read > 0)
 
 
 def _matches(pattern: str, name: str) -> bool:

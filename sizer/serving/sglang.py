@@ -22,8 +22,8 @@ from sizer.base.codec import Difference
 from sizer.base.errors import Refusal, RequestError
 from sizer.base.units import GIB, MIB, format_bytes
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.presets import find_preset
-from sizer.catalogue.serving import AUTO, DRAFT_MODEL, EAGLE, EAGLE3, MTP, NGRAM, draft_method_of, format_release
+from sizer.catalogue.heads import draft_method_of, repository_of
+from sizer.catalogue.serving import AUTO, DRAFT_MODEL, EAGLE, EAGLE3, MTP, NGRAM, format_release
 from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import contexts_of
 from sizer.serving.architecture import SLIDING, STATE, Architecture, Layer
@@ -62,7 +62,7 @@ class SglangFlags:
     whether it reads more than text. `graphs_of_prefills` says whether model and device support prefill graphs: models with an
     encoder and devices other than NVIDIA's do not. `images` is the number of layers and the hidden size of the image encoder.
 
-    `draft` is the method of speculative decoding or the preset of a draft model, empty without; `draft_tokens` are the tokens that
+    `draft` is the method of speculative decoding, a draft model or a head, empty without; `draft_tokens` are the tokens that
     it drafts at once.
     """
 
@@ -592,13 +592,12 @@ def sglang_command(model: str, flags: SglangFlags) -> str:
 
 
 def _draft_words(flags: SglangFlags) -> Iterator[str]:
-    """Yield the flags of speculative decoding. The query does not name the repository of an EAGLE head."""
+    """Yield the flags of speculative decoding. HEAD stands for a head whose repository the query does not name."""
     if not flags.draft:
         return
     yield from ("--speculative-algorithm", ALGORITHMS[flags.draft_method])
     if flags.draft_method not in (NGRAM, MTP):
-        path = find_preset(flags.draft).hub_id if flags.draft_method == DRAFT_MODEL else "HEAD"
-        yield from ("--speculative-draft-model-path", path)
+        yield from ("--speculative-draft-model-path", repository_of(flags.draft))
     if flags.draft_method != NGRAM:
         yield from ("--speculative-num-steps", str(flags.draft_tokens), "--speculative-eagle-topk", "1")
     yield from ("--speculative-num-draft-tokens", str(flags.draft_tokens + 1))

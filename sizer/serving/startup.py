@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sizer.base.errors import RequestError, quote
 from sizer.base.units import GIB
 from sizer.catalogue.gpu_keys import key_of_driver, keys_of_memory
+from sizer.catalogue.heads import draft_method_of, find_head
 from sizer.catalogue.serving import DRAFT_MODEL, DRAFTS, EAGLE, EAGLE3, ENGINES, MAX_DRAFTED, MTP, NGRAM
 from sizer.catalogue.sources import arch_of
 from sizer.report.served import Served
@@ -317,6 +318,8 @@ class StartupLog:
             return said
         if "drafts" in self.figures and not self.draft:
             said.append("not counted: speculative decoding: a draft model and its cache")
+        elif self.draft.partition(":")[0] in (EAGLE, EAGLE3) and (head := str(self.figures.get("draft_model", ""))):
+            said.append(unread_head(head))
         layout, kv = str(self.figures.get("layout", "")), str(self.figures.get("kv", "auto"))
         if layout and layout not in LAYOUTS_OF_FLAGS:
             said.append(unread_layout(layout))
@@ -344,9 +347,17 @@ def read_draft(method: str, model: str, tokens: str) -> str:
         method = arch.removeprefix("hf:") if arch.startswith("hf:") else ""
     elif method not in DRAFTS:
         return ""
+    elif method in (EAGLE, EAGLE3):
+        method = _named_head(method, model)
     tokens = tokens or ("1" if method == MTP else "")
     counted = tokens.isdecimal() and len(tokens) < 4 and 1 <= int(tokens) <= MAX_DRAFTED
     return f"{method}:{int(tokens)}" if method and counted else ""
+
+
+def _named_head(method: str, repository: str) -> str:
+    """Return the key of a published head of a method; the method itself for another repository."""
+    head = find_head(repository)
+    return head if head is not None and draft_method_of(head) == method else method
 
 
 def read_sglang_draft(algorithm: str, path: str, model: str, tokens: str, steps: str = "") -> str:
@@ -378,7 +389,14 @@ def read_sglang_draft(algorithm: str, path: str, model: str, tokens: str, steps:
     tree = method in (EAGLE, EAGLE3) and "llama" in model.lower()
     tokens = tokens or ("12" if method == NGRAM else "8" if tree else "4")
     counted = tokens.isdecimal() and len(tokens) < 4 and 1 < int(tokens) <= MAX_DRAFTED + 1
+    method = _named_head(method, path) if method in (EAGLE, EAGLE3) else method
     return f"{method}:{int(tokens) - 1}" if method and counted else ""
+
+
+def unread_head(repository: str) -> str:
+    """Return a line for a head whose sizes are not known."""
+    counted = "counted as one layer of the model; write its config.json into speculative in place of its method"
+    return f"the head {quote(repository)}: {counted}"
 
 
 def unread_layout(layout: str) -> str:

@@ -60,7 +60,11 @@ FLAGS = {
     "graphs": ("Memory of CUDA graphs", "Measured from a log of your machine, such as 1.2GiB.", "fitted"),
     "max_loras": ("LoRA adapters at once", "max_loras: number of slots for adapters.", "none"),
     "max_lora_rank": ("Largest rank of an adapter", "max_lora_rank, such as 16 or 64.", "none"),
-    "speculative": ("Speculative decoding", "Method or draft model and drafted tokens: eagle3:3, mtp:1, ngram:5.", "none"),
+    "speculative": (
+        "Speculative decoding",
+        "Method, head or draft model, and drafted tokens: eagle3:3, mtp:1, ngram:5; or a draft's config.json and :3.",
+        "none",
+    ),
     "cpu_offload_gb": ("Weights on the host", "cpu_offload_gb: GiB of each GPU's weights, such as 8.", "none"),
     "gpu_layers": ("Layers on the device", "-ngl: counted from the last layer; the head is one.", "all"),
     "cpu_moe": ("Layers with experts on the host", "--n-cpu-moe: counted from the first layer.", "none"),

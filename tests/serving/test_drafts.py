@@ -10,6 +10,7 @@ tokens.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ import sizer
 from sizer.base.errors import RequestError
 from sizer.base.units import GIB
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.heads import head_of, pack_draft
+from sizer.catalogue.presets import find_preset
 from sizer.query.text import format_query, parse_query
 from sizer.serving.architecture import FULL, STATE, Layer, Weight
 from sizer.serving.cache import blocks_of_request, plan_cache, state_bytes
@@ -84,6 +87,87 @@ def test_tokens_follow_from_the_memory_of_published_logs(log: tuple[str, str, fl
     assert round(plan.requests_at_once, 2) == at_once
     if preset.startswith("qwen3.6"):
         assert plan.kv_tokens == tokens
+
+
+# Heads by their configs, and the bytes of each rank's tensors of vLLM 0.33.0's own classes on meta, each rounded to 512 bytes:
+# `initialize_model` with the draft's config, without the embedding if it has the model's hidden size.
+LLAMA = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, "num_key_value_heads": 8}
+SMALLER = LLAMA | {"hidden_size": 6144, "intermediate_size": 16_384, "num_attention_heads": 48, "target_hidden_size": 8192}
+SMALLER |= {"vocab_size": 128_256, "draft_vocab_size": 32_000, "max_position_embeddings": 2048}
+WIDER = LLAMA | {"hidden_size": 2880, "intermediate_size": 17_280, "num_attention_heads": 64, "head_dim": 64}
+WIDER |= {"vocab_size": 201_088, "draft_vocab_size": 32_000, "max_position_embeddings": 4096}
+DEEPER = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 2, "fc_norm": True}
+DEEPER |= {"hidden_size": 4096, "intermediate_size": 12_288, "num_attention_heads": 32, "head_dim": 128, "attention_bias": True}
+DEEPER |= {"vocab_size": 151_936, "draft_vocab_size": 32_000, "max_position_embeddings": 40_960}
+FIRST = {**LLAMA, "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14_336}
+FIRST |= {"num_attention_heads": 32, "vocab_size": 128_256, "max_position_embeddings": 2048}
+HEADS_OF_VLLM = [
+    ("llama-3.3-70b", SMALLER, 1, 3_154_423_808),
+    ("llama-3.3-70b", SMALLER, 4, 1_016_901_632),
+    ("gpt-oss-20b", WIDER, 1, 616_591_360),
+    ("qwen3-8b", DEEPER, 1, 1_195_745_280),
+    ("llama-3.1-8b", FIRST, 1, 505_423_872),
+]
+
+
+@pytest.mark.parametrize("row", HEADS_OF_VLLM, ids=lambda row: f"{row[0]} {row[2]}")
+def test_a_head_has_the_sizes_of_its_config(row: tuple[str, dict, int, int]):
+    preset, config, tp, expected = row
+    query = f"arch=hf:{preset}&mode=serve&gpu=h100-80gb&tp={tp}&max_model_len=8192&speculative={json.dumps(config)}:3"
+    request, architecture = parse_query(query), architecture_of(preset)
+    assert parse_query(format_query(request)) == request
+    asked = resolve_flags(request, architecture, GPU, 132)
+    drafted = with_draft(architecture, asked)
+    # the allocator keeps up to 1 MiB of a segment more
+    assert draft_bytes(drafted, asked) == pytest.approx(expected, rel=0.002)
+    assert asked.draft_method == ("eagle" if config is FIRST else "eagle3")
+    assert len(drafted.draft.layers) == config["num_hidden_layers"]
+
+
+def test_speculators_and_vllms_own_configs_name_the_sizes_of_a_head():
+    inner = {key: value for key, value in DEEPER.items() if key not in ("draft_vocab_size", "architectures")}
+    wrapped = {"speculators_model_type": "eagle3", "draft_vocab_size": 32_000, "fc_norm": True, "transformer_layer_config": inner}
+    first = {"model_type": "eagle", "model": {key: value for key, value in FIRST.items() if key != "architectures"}}
+    for whole, own in ((wrapped, DEEPER), (first, FIRST)):
+        assert head_of(pack_draft(json.dumps(whole))) == head_of(pack_draft(json.dumps(own)))
+    several = DEEPER | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 9, 17, 25], "use_aux_hidden_state": True}}
+    head = head_of(pack_draft(json.dumps(several)))
+    assert (head.states, head.norms) == (4, 4 * 4096)
+    assert head_of(pack_draft(json.dumps(several | {"eagle_config": {"use_aux_hidden_state": False}}))).states == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge", "given a head for hidden states of 8,192 elements with smollm2-135m"),
+        ('{"architectures": ["Qwen3DSparkModel"], "num_hidden_layers": 1}', "allowed the config of an EAGLE or EAGLE-3 head"),
+        ('{"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}', "allowed a draft's config with num_attention_heads"),
+        ('{"hidden_size": 64', "given config is not valid JSON, allowed a draft's config.json"),
+        ("config:abc", "base64url"),
+        ("eagle4", "a published head"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(name: str, said: str):
+    with pytest.raises(RequestError, match=re.escape(said)):
+        sizer.estimate(f"{SMALL}&speculative={name}:3")
+
+
+def test_a_named_head_is_in_the_command_and_narrows_the_range():
+    for engine in ("vllm", "sglang"):
+        query = f"arch=hf:llama-3.1-8b&mode=serve&gpu=h100-80gb&max_model_len=8k&engine={engine}"
+        drafts = ("EAGLE3-LLaMA3.1-Instruct-8B", "eagle3")
+        named, plain = (sizer.estimate(f"{query}&speculative={draft}:3").serve for draft in drafts)
+        assert named.draft_bytes == plain.draft_bytes  # it has the sizes of a layer of the model
+        assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in named.command and "HEAD" in plain.command
+        assert read_launch(named.command).items["speculative"] == "eagle3-llama3.1-instruct-8b:3"
+    assert sum("head, which is taken" in reason for reason in plain.reasons) == 0
+
+
+def test_a_draft_models_config_is_counted_as_its_preset():
+    config = json.dumps(find_preset("smollm2-135m").config)
+    packed, named = (sizer.estimate(f"{SMALL}&speculative={name}:4").serve for name in (config, "smollm2-135m"))
+    assert packed.draft_bytes == named.draft_bytes
+    assert (packed.flags["speculative_method"], packed.kv_tokens) == ("draft_model", named.kv_tokens)
 
 
 def eagle(**changes: object) -> Flags:
@@ -189,7 +273,8 @@ def test_buffers_of_a_draft_reduce_the_cache_from_0_27_on():
     [
         ("speculative=eagle3", "speculative: given 'eagle3', allowed a method or a preset, a colon, and 1 to 128 drafted tokens"),
         ("speculative=eagle3:0", "1 to 128 drafted tokens; write for example speculative=eagle3:3"),
-        ("speculative=medusa:3", "given 'medusa:3', allowed ngram, mtp, eagle, eagle3, or the preset of a draft model"),
+        ("speculative=medusa:3", "given 'medusa:3', allowed ngram, mtp, eagle, eagle3, a published head, the preset"),
+        ("speculative=a/b:3", "write the config.json of 'a/b' in place of its name"),
         ("speculative=ngram:3&engine=llama.cpp", "speculative: given 'ngram:3' without engine=vllm or sglang"),
         ("speculative=mtp:1", "speculative: given mtp with smollm2-135m of type llama, allowed a checkpoint with layers for"),
         ("speculative=smollm2-360m:3&engine_version=0.14.0", "allowed ngram, mtp, eagle or eagle3 before 0.15.0"),
@@ -239,8 +324,10 @@ def test_a_draft_is_written_as_it_was_asked_for():
 
 
 COMMANDS = {
-    '--speculative-config \'{"method": "eagle3", "model": "a/EAGLE3-b", "num_speculative_tokens": 3}\'': "eagle3:3",
-    '--speculative-config \'{"model": "a/EAGLE3-b", "num_speculative_tokens": 3}\'': "eagle3:3",
+    '--speculative-config \'{"method": "eagle3", "model": "AngelSlim/Qwen3-8B_eagle3", "num_speculative_tokens": 3}\'': (
+        "qwen3-8b_eagle3:3"
+    ),
+    '--speculative-config \'{"model": "heads/Qwen3-8B_eagle3", "num_speculative_tokens": 3}\'': "qwen3-8b_eagle3:3",
     '-sc \'{"method": "deepseek_mtp"}\'': "mtp:1",
     "-sc.method qwen3_next_mtp -sc.num_speculative_tokens=2": "mtp:2",
     '--speculative_config \'{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}\'': "ngram:5",
@@ -259,6 +346,9 @@ UNREAD = {
     "-sc 'a'": "--speculative-config a: a draft model reduces the cache: fewer tokens than planned",
     "--spec-method suffix": "--spec-method suffix: a draft model reduces the cache: fewer tokens than planned",
     "--spec-model org/draft --spec-tokens 3": "--spec-model org/draft: a draft model reduces the cache: fewer tokens than planned",
+    '--speculative-config \'{"method": "eagle3", "model": "a/EAGLE3-b", "num_speculative_tokens": 3}\'': (
+        "the head 'a/EAGLE3-b': counted as one layer of the model; write its config.json into speculative in place of its method"
+    ),
     '-sc \'{"method": "mtp", "draft_sample_method": "probabilistic"}\'': "draft_sample_method of --speculative-config",
 }
 
@@ -274,7 +364,8 @@ def test_a_log_names_its_draft():
     small = "speculative_config=SpeculativeConfig(method='draft_model', model='Qwen/Qwen3-0.6B', num_spec_tokens=4)"
     for text, keys in ((config, "eagle3:3"), (asked, "mtp:2"), (small, "qwen3-0.6b:4")):
         log = read_startup(f"{text}\nGPU KV cache size: 1 tokens")
-        assert (log.query(), log.remarks()) == (f"mode=serve&speculative={keys}", [])
+        assert log.query() == f"mode=serve&speculative={keys}"
+        assert [line.partition(":")[0] for line in log.remarks()] == (["the head 'a/b'"] if keys == "eagle3:3" else [])
 
 
 def test_kimi_has_no_layers_for_several_tokens():

@@ -194,10 +194,9 @@ def test_what_sglang_refuses_is_refused(draft: str, release: Release, more: str,
 
 
 COMMANDS = {
-    "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/b --speculative-num-steps 3 --speculative-eagle-topk 1 "
-    "--speculative-num-draft-tokens 4": "eagle3:3",
-    "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/b": "eagle3:3",
-    "--speculative-algo EAGLE --speculative-draft-model-path a/b --speculative-num-steps 5": "eagle:5",
+    "--speculative-algorithm EAGLE3 --speculative-draft-model-path AngelSlim/Qwen3-8B_eagle3 --speculative-num-steps 3 "
+    "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4": "qwen3-8b_eagle3:3",
+    "--speculative-algorithm EAGLE3 --speculative-draft-model-path AngelSlim/Qwen3-8B_eagle3": "qwen3-8b_eagle3:3",
     "--speculative-algorithm EAGLE": "mtp:3",
     "--speculative-algorithm NEXTN --speculative-draft-model-path a/DeepSeek-R1-NextN --speculative-num-draft-tokens=2": "mtp:1",
     "--speculative_algorithm EAGLE --speculative_draft_model_path Qwen/Qwen3-8B": "mtp:3",
@@ -216,7 +215,11 @@ def test_a_command_of_sglang_names_its_draft(text: str):
 
 def test_a_head_of_llama_verifies_eight_tokens_by_default():
     command = "sglang serve meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 --speculative-draft-model-path a/b"
-    assert read_launch(command).items["speculative"] == "eagle3:7"
+    launch = read_launch(command)
+    assert launch.items["speculative"] == "eagle3:7"
+    said = "counted as one layer of the model; write its config.json into speculative in place of its method"
+    assert launch.unmatched == (f"the head 'a/b': {said}",)
+    assert read_launch(f"{command.replace('EAGLE3', 'EAGLE')} --speculative-num-steps 5").items["speculative"] == "eagle:5"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +249,8 @@ def test_a_log_of_sglang_names_its_draft():
     given = "server_args=ServerArgs(model_path='Qwen/Qwen3-8B', speculative_algorithm='{}', speculative_draft_model_path={}, "
     given += "speculative_num_steps=3, speculative_num_draft_tokens={})\nLoad weight end. mem usage=15.27 GB\nsglang"
     eagle, other = read_startup(given.format("EAGLE3", "'a/b'", 6)), read_startup(given.format("DFLASH", "'a/b'", "None"))
-    assert (eagle.query(), eagle.remarks()) == ("mode=serve&engine=sglang&speculative=eagle3:5", [])
+    assert eagle.query() == "mode=serve&engine=sglang&speculative=eagle3:5"
+    assert eagle.remarks()[0].startswith("the head 'a/b': counted as one layer of the model")
     assert other.query() == "mode=serve&engine=sglang"
     assert other.remarks() == ["not counted: speculative decoding: a draft model and its cache"]
     text = "sglang serve Qwen/Qwen3-8B --speculative-algorithm NGRAM\nLoad weight end. mem usage=15.27 GB"
