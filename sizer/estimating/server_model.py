@@ -130,6 +130,9 @@ def read_tower(config: Any, hidden: int) -> Tower | None:
     models.
     """
     vision, pixels = getattr(config, "vision_config", None), LARGEST_PIXELS.get(str(config.model_type))
+    other = OTHER_TOWERS.get(str(config.model_type))
+    if other is not None and (found := other(config, hidden)) is not None:
+        return found
     if str(config.model_type) in SQUARE and getattr(vision, "model_type", "") in PLAIN_TOWERS:
         return _read_square(config, vision, hidden)
     if vision is None or pixels is None:
@@ -169,7 +172,109 @@ def _read_square(config: Any, vision: Any, hidden: int) -> Tower:
         interpolates=False,
         outputs=hidden,
         rotates=False,
+        held=1,
     )
+
+
+def _read_pixtral(config: Any, hidden: int) -> Tower | None:
+    """Return Pixtral's encoder, with the largest square image. Repositories of Mistral have the same sizes in params.json.
+
+    Source: vllm/model_executor/models/pixtral.py, VisionTransformer and PixtralHFVisionModel, and mistral3.py, 0.33.
+    """
+    vision = config.vision_config
+    if vision.model_type != "pixtral":
+        return None
+    merge, size = int(getattr(config, "spatial_merge_size", 1)), int(vision.patch_size)
+    side = int(vision.image_size) // (size * merge)
+    return Tower(
+        tokens=side**2,
+        patches=(side * merge) ** 2,
+        patch_elements=int(vision.num_channels) * size**2,
+        hidden=int(vision.hidden_size),
+        width=int(vision.intermediate_size),
+        gated=True,
+        interpolates=False,
+        outputs=hidden,
+        as_floats=True,
+        held=2,
+        keeps=True,
+    )
+
+
+LLAMA_TILES = 17  # transformers' image_processing_llama4.py, max_patches, and the whole image
+SMOL_TILES = 17  # image_processing_smolvlm.py: the longest edge is 4 tiles; and the whole image
+
+
+def _read_llama4(config: Any, hidden: int) -> Tower:
+    """Return the encoder of Llama 4, whose images are tiles with a row for the class.
+
+    Source: vllm/model_executor/models/mllama4.py, Llama4VisionModel, 0.33.
+    """
+    vision = config.vision_config
+    patches = (int(vision.image_size) // int(vision.patch_size)) ** 2
+    return Tower(
+        tokens=LLAMA_TILES * round(patches * float(vision.pixel_shuffle_ratio) ** 2),
+        patches=LLAMA_TILES * (patches + 1),
+        patch_elements=int(vision.num_channels) * int(vision.patch_size) ** 2,
+        hidden=int(vision.hidden_size),
+        width=int(vision.intermediate_size),
+        gated=False,
+        interpolates=False,
+        outputs=hidden,
+        as_floats=True,
+        held=1,
+    )
+
+
+def _read_smolvlm(config: Any, hidden: int) -> Tower:
+    """Return the encoder of SmolVLM and Idefics 3, which holds tiles and their patches.
+
+    Source: vllm/model_executor/models/idefics2_vision_model.py, Idefics2VisionTransformer, 0.33.
+    """
+    vision = config.vision_config
+    patches = (int(vision.image_size) // int(vision.patch_size)) ** 2
+    return Tower(
+        tokens=SMOL_TILES * patches // int(config.scale_factor) ** 2,
+        patches=SMOL_TILES * patches,
+        patch_elements=2 * int(vision.num_channels) * int(vision.patch_size) ** 2,
+        hidden=int(vision.hidden_size),
+        width=int(vision.intermediate_size),
+        gated=False,
+        interpolates=False,
+        outputs=hidden,
+        rotates=False,
+        held=1,
+    )
+
+
+def _read_voxtral(config: Any, hidden: int) -> Tower:
+    """Return Voxtral's encoder of sound, with pieces of 30 seconds; four of its rows are a token, two frames of sound a row.
+
+    Source: vllm/model_executor/models/voxtral.py, VoxtralEncoderModel, and whisper.py, WhisperEncoder, 0.33.
+    """
+    audio = config.audio_config
+    rows = int(audio.max_source_positions)
+    return Tower(
+        tokens=rows // 4,
+        patches=rows,
+        patch_elements=2 * int(audio.num_mel_bins),
+        hidden=int(audio.hidden_size),
+        width=int(audio.intermediate_size),
+        gated=False,
+        interpolates=False,
+        outputs=hidden,
+        rotates=False,
+        held=1,
+        sound=True,
+    )
+
+
+OTHER_TOWERS = {
+    **dict.fromkeys(("mistral3", "llava"), _read_pixtral),
+    "llama4": _read_llama4,
+    **dict.fromkeys(("smolvlm", "idefics3"), _read_smolvlm),
+    "voxtral": _read_voxtral,
+}
 
 
 def _deepstack(config: Any) -> int:

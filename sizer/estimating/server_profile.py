@@ -227,10 +227,9 @@ class DecoderLayer(nn.Module):
 class TowerBlock(nn.Module):
     """Tensors of the image encoder on one rank, up to the end of a block.
 
-    A caller holds the input of a part while the part runs: nothing here is compiled. Attention writes into one tensor. Callers
-    of SigLIP's and CLIP's blocks hold the embeddings, too.
-    Source: vllm/model_executor/models/qwen3_vl.py and qwen2_5_vl.py, 0.11 and 0.33, siglip.py and clip.py, 0.33;
-    layers/rotary_embedding/common.py.
+    A caller holds the input of a part while the part runs: nothing here is compiled. Attention writes into one tensor.
+    Source: vllm/model_executor/models/qwen3_vl.py and qwen2_5_vl.py, 0.11 and 0.33, siglip.py, clip.py, pixtral.py, mllama4.py,
+    idefics2_vision_model.py and whisper.py, 0.33; layers/rotary_embedding/common.py and llama4_vision_rope.py.
 
     *Known limitations*: Qwen3-VL's caller holds the interpolated positions, too, one row more; published logs are nearer without.
     """
@@ -248,13 +247,17 @@ class TowerBlock(nn.Module):
             return torch.empty(times * rows, width, dtype=dtype, device=self.anchor.device)
 
         states = made(hidden)
-        held = None if self.tower.rotates else made(hidden)
+        held = [made(hidden) for _ in range(self.tower.held)]
         if self.tower.interpolates:
             states = self._place(states, made)
         normed = made(hidden)
         joined = made(3 * own)
         copies = rotated = None
-        if self.tower.rotates and self.float_rotations:
+        if self.tower.as_floats:
+            floats, turned = made(own, torch.float32, 2), made(own, torch.float32, 2)
+            rotated = turned.to(DTYPE)
+            del floats, turned
+        elif self.tower.rotates and self.float_rotations:
             copies = made(own, times=3)
             both = made(own, times=2)
             floats, turned = made(own, torch.float32, 2), made(own, torch.float32, 2)
@@ -267,16 +270,17 @@ class TowerBlock(nn.Module):
         out = made(hidden)
         del normed, joined, copies, rotated, attended
         summed = states + out
-        del out
-        if self.tower.gated:
-            del states  # Qwen2.5-VL: the norm writes into the block's input, norm2(x, residual=x_attn)
+        if not self.tower.keeps:
+            del out
+            if self.tower.gated:
+                del states  # Qwen2.5-VL: the norm writes into the block's input, norm2(x, residual=x_attn)
         normed = made(hidden)
         first = made(-(-self.tower.width // self.ranks) * (2 if self.tower.gated else 1))
         second = made(-(-self.tower.width // self.ranks))
         del first
-        out = made(hidden)
+        fed = made(hidden)
         del second, normed, held
-        return summed + out
+        return summed + fed
 
     def _place(self, states: Tensor, made) -> Tensor:
         """Add the positions: of each patch four rows of the table, weighted and added."""

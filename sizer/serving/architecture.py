@@ -45,11 +45,15 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """An image encoder, and the largest image that its processor accepts.
+    """An encoder of images or sound, and the largest image or piece of sound that its processor makes.
 
     The image has `patches` of `patch_elements` each. The language model gets `tokens` of `outputs` elements from them. A block
     has `hidden` elements for each patch and `width` in its feed-forward part, twice that if `gated`. `interpolates` says
-    whether a learned table of positions is interpolated, `rotates` whether queries and keys are rotated.
+    whether a learned table of positions is interpolated, `rotates` whether queries and keys are rotated, `as_floats` whether as
+    complex numbers of 64 bits.
+
+    Callers hold `held` tensors of all patches while a block runs. A block that `keeps` holds its input and the output of its
+    attention to its end. A request of `sound` has as many pieces as its length takes.
     """
 
     tokens: int
@@ -61,6 +65,10 @@ class Tower:
     interpolates: bool
     outputs: int
     rotates: bool = True
+    as_floats: bool = False
+    held: int = 0
+    keeps: bool = False
+    sound: bool = False
 
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")

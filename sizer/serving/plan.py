@@ -201,16 +201,19 @@ def encodes_images(architecture: Architecture, flags: Flags) -> bool:
 
 
 def encoder_items(architecture: Architecture, flags: Flags) -> int:
-    """Return how many of the largest images the profile run encodes at once.
+    """Return how many of the largest images, or pieces of sound, the profile run encodes at once.
 
-    Source: vllm/multimodal/encoder_budget.py, MultiModalBudget, 0.33, with limit_mm_per_prompt's default.
+    Source: vllm/multimodal/encoder_budget.py, MultiModalBudget, with limit_mm_per_prompt's default, and models/voxtral.py,
+    get_max_audio_tokens: a sound is as long as a request; 0.33.
     """
     tower = architecture.tower
     if tower is None or not encodes_images(architecture, flags):
         return 0
-    budget = max(flags.max_num_batched_tokens, tower.tokens)
-    in_prompt = max(1, min(MM_LIMIT, flags.max_model_len // tower.tokens))
-    return max(1, min(budget // tower.tokens, flags.max_num_seqs * in_prompt))
+    tokens = flags.max_model_len if tower.sound else tower.tokens
+    budget = max(flags.max_num_batched_tokens, tokens)
+    in_prompt = max(1, min(MM_LIMIT, flags.max_model_len // tokens))
+    pieces = -(-tokens // tower.tokens) if tower.sound else 1
+    return pieces * max(1, min(budget // tokens, flags.max_num_seqs * in_prompt))
 
 
 def _starts(plan: Plan, gpu: Gpu) -> Starts:

@@ -39,7 +39,11 @@ ROW = 32 * MIB
         # positions: patches, states, 4 rows of the table, 4 weighted, 2 sums; of all ranks
         ({"interpolates": True}, (0, 14, 0), 4, 1 + 1 + 4 + 4 + 2),
         # no rotation: patches, embeddings, input of the block, its sum with attention, norm, twice 4
-        ({"rotates": False, "width": 4096}, (0, 14, 0), 1, 1 + 1 + 1 + 1 + 1 + 8),
+        ({"rotates": False, "held": 1, "width": 4096}, (0, 14, 0), 1, 1 + 1 + 1 + 1 + 1 + 8),
+        # complex numbers: patches, embeddings, input, norm, 3, twice 4 in float32, 2 rotated
+        ({"as_floats": True, "held": 1}, (0, 33, 0), 1, 1 + 1 + 1 + 1 + 3 + 8 + 2),
+        # Pixtral: patches, 2 held, input, its sum, attention, norm, twice 4, 4
+        ({"keeps": True, "held": 2, "gated": True, "width": 4096}, (0, 33, 0), 1, 1 + 2 + 1 + 1 + 1 + 1 + 8 + 4),
     ],
 )
 def test_the_encoder_holds_what_its_source_says(changes: dict, version: tuple[int, int, int], tp: int, rows: float):
@@ -110,6 +114,13 @@ TOWERS = {
     "qwen3.5-4b": (16_384, 65_536, 1536, 1024, 4096, 2560),
     "gemma-3-4b": (256, 4096, 588, 1152, 4304, 2560),
     "llava-1.5-7b": (576, 577, 588, 1024, 4096, 4096),
+    # 1,540 squared in patches of 14, four to a token; 17 tiles of 336, 384 and 512 squared; 30 seconds of sound
+    "mistral-small-3.2-24b-instruct-2506": (3025, 12_100, 588, 1024, 4096, 5120),
+    "ministral-3-8b-instruct-2512": (3025, 12_100, 588, 1024, 4096, 4096),
+    "llama-4-scout": (2448, 9809, 588, 1408, 5632, 5120),
+    "smolvlm2-2.2b-instruct": (1377, 12_393, 2 * 588, 1152, 4304, 2048),
+    "smolvlm2-256m-video-instruct": (1088, 17_408, 2 * 768, 768, 3072, 576),
+    "voxtral-mini-3b-2507": (375, 1500, 256, 1280, 5120, 3072),
 }
 
 
@@ -127,6 +138,10 @@ PEAKS = {
     "qwen2-vl-7b": (1, 2_010_120_200),
     "gemma-3-4b": (31, 3_505_553_408),
     "llava-1.5-7b": (14, 208_008_192),
+    "mistral-small-3.2-24b-instruct-2506": (2, 909_146_816),
+    "llama-4-scout": (2, 907_143_680),
+    "smolvlm2-2.2b-instruct": (2, 715_331_072),
+    "voxtral-mini-3b-2507": (2, 93_696_000),
 }
 
 
@@ -134,13 +149,20 @@ PEAKS = {
 def test_an_encoder_takes_what_vllms_own_classes_take(preset: str):
     images, peak = PEAKS[preset]
     found = trace_encoder(architecture_of(preset).tower, flags(release=(0, 33, 0)), images, GPU)
-    assert found == pytest.approx(peak, rel=0.015)  # the tables of rotations and the row of the class, which are small
+    assert found == pytest.approx(peak, rel=0.02)  # the tables of rotations and the row of the class, which are small
 
 
 def test_other_encoders_are_said_not_to_be_counted():
-    found = architecture_of("mistral-small-3.2-24b-instruct-2506")
+    found = architecture_of("gemma-4-31b")
     assert found.tower is None
     assert any("vision" in line for line in found.uncounted)
+
+
+def test_a_sound_is_as_long_as_a_request():
+    heard = replace(decoder(), tower=replace(TOWER, tokens=375, sound=True))
+    # 32,768 tokens are 87.4 pieces of 375; a step of 8,192 has four requests of 2,048, each of 5.5 pieces
+    assert encoder_items(heard, flags(release=(0, 33, 0), max_model_len=32_768, max_num_batched_tokens=2048)) == 88
+    assert encoder_items(heard, flags(release=(0, 33, 0), max_model_len=2048, max_num_batched_tokens=8192)) == 4 * 6
 
 
 def test_features_of_layers_have_buffers_with_the_weights():
