@@ -33,6 +33,7 @@ _GROUPED = re.compile(r"\.(?:experts)\.")
 _IN_FLOAT = re.compile(r"\.(?:attn_hc|ffn_hc|hc_head)\.|\.compressor\..*position_bias$")
 SERVED_ITEMSIZE = 2  # vllm/config/model.py, dtype="auto": float32 checkpoints are served in a 16-bit dtype
 POOLERS = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta-v2", "modernbert", "mpnet")
+VIDEO_TOKENS = 32 * (70 + 2 + 6)  # of Gemma 4; vllm/model_executor/models/gemma4_mm.py, get_mm_max_tokens_per_item, 0.22 and 0.33
 EXPERT_DTYPES = {"fp4"}  # of DeepSeek V4: experts in MXFP4 next to other matrices in FP8
 IMAGE_ROPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")  # model types with sections for images in their rotations
 ENCODER_DECODERS = ("t5", "bart", "mt5", "umt5", "mbart", "pegasus", "marian")
@@ -72,6 +73,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
     encoder = next((found[1] for weight in weights if (found := _ENCODER.search(weight.name)) and found[1]), None)
     layers = tuple(_layers(weights, facts, kv_heads, head, heads))
     lent = _lent(layers, facts)
+    whole_items = config.model_type in ("gemma4", "gemma4_unified") and facts.get("use_bidirectional_attention") == "vision"
     widths = tuple(_rotary_widths(ropes, weights, facts, head))
     if not any(layer.elements or layer.state_elements or layer.conv_elements for layer in layers):
         raise _no_cache(model_type)
@@ -107,6 +109,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         uncounted=_uncounted(facts, None if tower is not None else encoder),
         lent=lent,
         mtp_layers=_mtp_layers(facts),
+        item_tokens=VIDEO_TOKENS if whole_items else 0,
         **_quantization(checkpoint),
     )
 

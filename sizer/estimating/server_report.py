@@ -34,7 +34,7 @@ from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm, longest_flags
 from sizer.serving.architecture import Architecture
 from sizer.serving.drafts import with_draft
-from sizer.serving.flags import Flags, resolve_flags
+from sizer.serving.flags import LARGEST_GRAPH, Flags, resolve_flags
 from sizer.serving.llama_cpp import Layout, answer_llama, resolve_llama
 from sizer.serving.plan import Profile
 from sizer.serving.sglang import answer_sglang, resolve_sglang, with_drafter
@@ -208,7 +208,7 @@ def profiled_flags(flags: Flags, architecture: Architecture) -> Flags:
     plain = replace(flags, layout=None, experts=None, kv="auto", marlin=marlin, prefix_caching=True, kv_bytes=None, used_bytes=0)
     rank = flags.lora_rank if flags.loras else 1
     plain = replace(plain, loras=min(1, flags.loras), lora_rank=rank, lora_sharded=False, offload_bytes=0)
-    plain = replace(plain, draft_tokens=min(1, flags.draft_tokens))
+    plain = replace(plain, draft_tokens=min(1, flags.draft_tokens), largest_graph=LARGEST_GRAPH)
     return replace(plain, util=1.0, max_model_len=length, pp=1, total_bytes=0)
 
 

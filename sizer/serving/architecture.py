@@ -93,6 +93,8 @@ class Architecture:
     vLLM allocates and no checkpoint fills. `file_elements` is the number of float32 elements that a GGUF
     file has in addition to the parameters.
 
+    `item_tokens` is the number of tokens of the largest image or video if a step must hold it as a whole, else 0.
+
     `lent` is the memory that the last layers would keep if they did not share the cache of earlier layers.
 
     `mtp_layers` is the number of the checkpoint's layers for multi-token prediction. `draft` is the model that drafts tokens, with
@@ -139,6 +141,7 @@ class Architecture:
     mtp_layers: int = 0
     draft: Architecture | None = None
     states_read: int = 0
+    item_tokens: int = 0
 
     def reading_text(self) -> Architecture:
         """Return the model without its image and sound encoders: vLLM loads neither if prompts contain text only.

@@ -29,6 +29,7 @@ UNNAMED_LENGTH = 2048  # vllm/config/model.py, _get_and_verify_max_len: of confi
 BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size
 STATE_STEP = 16  # tokens by which an attention block grows until its page has the size of a state; platforms/interface.py
 CHECKPOINT_STEP = 64  # vllm/v1/attention/backends/gdn_attn.py, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT
+LARGEST_GRAPH, BLACKWELL = 512, 10  # is_device_capability_family(100): compute capability 10.x
 LATENT_BLOCK = 64  # vllm/platforms/cuda.py: FlashMLA and CUTLASS MLA need blocks of 64 tokens
 HOPPER = (9, 0)
 COMPRESSED_SINCE = (0, 20, 0)  # the first release with DeepSeek V4
@@ -47,6 +48,7 @@ class Flags:
     - `kv_bytes`: the cache's size if it is given. `processors`: the device's multiprocessors.
     - `prefix_caching`: only affects models with states. `state_blocks`: further states of a request for prefixes. `state_step`:
       tokens by which a block grows until its page holds a state.
+    - `largest_graph`: tokens of the largest CUDA graph.
     - `second_runner`: the second of vLLM's two model runners runs.
     - `text_alone`: no prompt of a model that reads images may contain any.
     - `loras`: slots of adapters, 0 without --enable-lora. `lora_rank`: the largest rank of an adapter. `lora_sharded`: ranks
@@ -93,6 +95,7 @@ class Flags:
     dcp: int = 1
     draft: str = ""
     draft_tokens: int = 0
+    largest_graph: int = LARGEST_GRAPH
 
     @property
     def draft_method(self) -> str:
@@ -241,6 +244,8 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         allowed = f"{format_release(COMPRESSED_SINCE)} and later for a model of type {architecture.model_type}"
         raise _refused("engine_version", format_release(release), allowed, "ask for a later version")
     check_ranks(request, architecture)
+    if rules.item_floor and request.inputs != TEXT:
+        tokens = max(tokens, architecture.item_tokens)
     if request.max_num_batched_tokens is None:
         tokens = min(tokens, (request.max_num_seqs or seqs) * length)
     tokens = request.max_num_batched_tokens or tokens
@@ -284,6 +289,7 @@ def resolve_flags(request: Request, architecture: Architecture, gpu: Gpu, proces
         dcp=request.dcp,
         draft=draft,
         draft_tokens=drafted,
+        largest_graph=rules.largest_graph if (gpu.capability or (0, 0))[0] == BLACKWELL else LARGEST_GRAPH,
         prefix_caching=prefixes,
         state_blocks=1 if checkpoints else 0,
         state_step=CHECKPOINT_STEP if checkpoints == "gdn" else STATE_STEP,

@@ -6,17 +6,34 @@ from sizer.catalogue.serving import DRAFT_MODEL
 from sizer.serving.architecture import Architecture
 from sizer.serving.flags import Flags
 
-LARGEST = 512  # tokens of the largest graph; vllm/config/vllm.py, _set_cudagraph_sizes
-
 
 def capture_sizes(flags: Flags) -> tuple[int, ...]:
-    """Return the batch sizes in tokens for which graphs are captured, none without graphs."""
+    """Return the batch sizes in tokens for which graphs are captured, none without graphs.
+
+    Source: vllm/config/vllm.py, _set_cudagraph_sizes.
+    """
     if flags.eager:
         return ()
-    each = 1 + flags.draft_tokens if flags.rules.drafted_sizes else 1
-    largest = min(flags.max_num_seqs * each * 2, LARGEST, flags.max_num_batched_tokens)
-    sizes = [size for size in (1, 2, 4) if size <= largest]
-    return (*sizes, *range(8, min(largest + 1, 256), 8), *range(256, largest + 1, 16))
+    rules, steps = flags.rules, flags.max_num_batched_tokens
+    each = 1 + flags.draft_tokens if rules.drafted_sizes else 1
+    ceiling = min(flags.max_num_seqs * each * 2, flags.largest_graph)
+    sizes = set(_steps(min(ceiling, steps)))
+    if rules.step_graph and steps <= ceiling:
+        sizes.add(steps)
+    requests: tuple[int, ...] = ()
+    if rules.decode_graphs != "none" and each > 1:
+        most = min(flags.max_num_seqs, flags.largest_graph)
+        requests = (*_steps(most), most)
+    elif rules.decode_graphs == "all":
+        requests = (flags.max_num_seqs,)
+    sizes.update(size for one in requests if (size := one * each) <= min(ceiling, steps))
+    return tuple(sorted(sizes))
+
+
+def _steps(largest: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, multiples of 8 and from 256 on of 16, up to the largest."""
+    small = (size for size in (1, 2, 4) if size <= largest)
+    return (*small, *range(8, min(largest + 1, 256), 8), *range(256, largest + 1, 16))
 
 
 def graph_bytes(architecture: Architecture, flags: Flags) -> int:

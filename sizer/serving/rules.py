@@ -32,6 +32,10 @@ class Rules:
     - `batches_in_flight`: number of steps that a sliding window keeps.
     - `tokens_of_requests`: the log counts KV tokens of whole requests.
     - `large_seqs`: max_num_seqs on a large device. `huge_tokens`: devices of 160 GiB or more take more tokens.
+    - `largest_graph`: tokens of the largest graph on a data center's Blackwell. `step_graph`: a step of the most tokens has a graph
+      if it is not larger. `decode_graphs`: further graphs for decoding: "drafts" for each number of requests with drafted tokens,
+      "all" also for max_num_seqs.
+    - `item_floor`: by default a step holds the largest item of Gemma 4, a video.
     - `float_rotations`: image encoders rotate copies in float32.
     - `outside_bytes`, `outside_ranks_bytes`: allocated outside of PyTorch, the latter with more than one rank. `graph_bytes`:
       bytes of a graph for each layer and captured size. These three are fitted.
@@ -65,6 +69,10 @@ class Rules:
     tokens_of_requests: bool
     large_seqs: int
     huge_tokens: bool
+    largest_graph: int
+    step_graph: bool
+    decode_graphs: str
+    item_floor: bool
     float_rotations: bool
     outside_bytes: int
     outside_ranks_bytes: int
@@ -144,6 +152,15 @@ RULES: tuple[Rule, ...] = (
     Rule(name="large_seqs", since=_FIRST, value=1024, source="vllm/engine/arg_utils.py, get_batch_defaults"),
     Rule(name="huge_tokens", since=_FIRST, value=False, source="vllm/engine/arg_utils.py, get_batch_defaults"),
     Rule(name="huge_tokens", since=(0, 28, 0), value=True, source="vllm/engine/arg_utils.py, get_batch_defaults, 0.28.0"),
+    Rule(name="largest_graph", since=_FIRST, value=512, source=f"{_CONFIG}, _set_cudagraph_sizes, 0.27.1"),
+    Rule(name="largest_graph", since=(0, 28, 0), value=1024, source=f"{_CONFIG}, _set_cudagraph_sizes, 0.28.0"),
+    Rule(name="step_graph", since=_FIRST, value=False, source=f"{_CONFIG}, _set_cudagraph_sizes, 0.20.0"),
+    Rule(name="step_graph", since=(0, 20, 1), value=True, source=f"{_CONFIG}, _set_cudagraph_sizes, 0.20.1"),
+    Rule(name="decode_graphs", since=_FIRST, value="none", source=f"{_CONFIG}, _set_cudagraph_sizes, 0.28.0"),
+    Rule(name="decode_graphs", since=(0, 29, 0), value="drafts", source=f"{_CONFIG}, uniform_decode_sizes, 0.29.0"),
+    Rule(name="decode_graphs", since=(0, 31, 0), value="all", source=f"{_CONFIG}, uniform_decode_sizes, 0.31.0"),
+    Rule(name="item_floor", since=_FIRST, value=False, source="vllm/engine/arg_utils.py, 0.21.0"),
+    Rule(name="item_floor", since=(0, 22, 0), value=True, source="vllm/engine/arg_utils.py, _get_min_mm_batched_tokens, 0.22.0"),
     Rule(
         name="float_rotations",
         since=_FIRST,

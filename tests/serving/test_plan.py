@@ -8,9 +8,10 @@ import pytest
 
 from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.query.text import parse_query
 from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm, longest_flags
-from sizer.serving.flags import runs_second
+from sizer.serving.flags import resolve_flags, runs_second
 from sizer.serving.graphs import capture_sizes, graph_bytes
 from sizer.serving.plan import (
     DENSE_BAND,
@@ -48,6 +49,25 @@ def test_the_budget_is_the_sum_of_its_parts():
     assert server_message(found, decoder()) == ""
 
 
+def test_the_largest_graph_follows_the_device():
+    sizes = {}
+    for gpu in ("b200", "h100-80gb", "rtx-5090"):
+        for version in ("0.27.1", "0.28.0"):
+            request = parse_query(f"arch=hf:qwen3-8b&mode=serve&gpu={gpu}&engine_version={version}&max_num_seqs=1024")
+            sizes[gpu, version] = capture_sizes(resolve_flags(request, decoder(), find_gpu(gpu), 132))[-1]
+    assert {key: size for key, size in sizes.items() if size != 512} == {("b200", "0.28.0"): 1024}
+
+
+def test_a_step_holds_a_whole_video_of_gemma_4():
+    def tokens(version: str, more: str = "") -> int:
+        request = parse_query(f"arch=hf:gemma-4-31b&mode=serve&gpu=l40s&engine_version={version}{more}")
+        return resolve_flags(request, replace(decoder(), item_tokens=2496), find_gpu("l40s"), 142).max_num_batched_tokens
+
+    assert [tokens(version) for version in ("0.21.0", "0.22.0")] == [2048, 2496]
+    assert tokens("0.33.0", "&inputs=text") == 2048
+    assert [tokens("0.33.0", f"&{more}") for more in ("max_num_batched_tokens=1024", "api=offline")] == [1024, 8192]
+
+
 def test_graphs_come_off_the_budget_from_0_20_on():
     before, after = plan(release=(0, 19, 1)), plan(release=(0, 20, 0))
     assert before.graphs_bytes == after.graphs_bytes > 0
@@ -60,6 +80,14 @@ def test_graphs_are_captured_for_the_sizes_of_the_version():
     assert len(capture_sizes(flags())) == 3 + 31 + 17
     assert capture_sizes(flags(max_num_seqs=6)) == (1, 2, 4, 8)
     assert capture_sizes(flags(eager=True)) == ()
+    # from 0.31 on max_num_seqs too; from 0.20.1 on a step of 100 tokens
+    assert capture_sizes(flags(release=(0, 31, 0), max_num_seqs=6)) == (1, 2, 4, 6, 8)
+    assert capture_sizes(flags(release=(0, 20, 1), max_num_batched_tokens=100))[-2:] == (96, 100)
+    assert capture_sizes(flags(release=(0, 20, 0), max_num_batched_tokens=100))[-2:] == (88, 96)
+    # of three drafted tokens: 4 for each of 1, 2, 4, 8, ... 24, 25 requests up to 2 x 4 x 25; from 0.29 on
+    drafting = {"max_num_seqs": 25, "draft_tokens": 3}
+    more = set(capture_sizes(flags(release=(0, 29, 0), **drafting))) - set(capture_sizes(flags(release=(0, 28, 0), **drafting)))
+    assert more == {100}
     # 35 of the 51 sizes are up to 256 requests
     assert graph_bytes(decoder(), flags()) == 3 * MIB // 10 * 4 * (51 + 35)
 
