@@ -154,6 +154,8 @@ def value_of(node: ast.expr, names: dict[str, str]) -> Any:
     if isinstance(node, ast.Dict):
         parts = zip(node.keys, node.values, strict=True)
         return {key.value: value_of(value, names) for key, value in parts if isinstance(key, ast.Constant)}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
+        return {word.arg: value_of(word.value, names) for word in node.keywords if word.arg}
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # torch.bfloat16
         return f"{node.value.id}.{node.attr}"
     if isinstance(node, ast.Name) and node.id in names:

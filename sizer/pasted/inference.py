@@ -27,8 +27,8 @@ _BITS = r"\w{0,64}BitsAndBytesConfig"  # libraries have one each, so that code r
 _OF_MODELS = rf"{_NAME}\.from_pretrained|{_BITS}|{_NAME}\.generate|pipeline"
 _CALL = r"(?<![\w.])(?:{})[ \t]*\("
 _MADE = re.compile(rf"(?m)^[ \t]*({_NAME})[ \t]*=[ \t]*{_PIPELINE}[ \t]*\(")
-_SERVER = r"(?:vllm\.)?LLM"
-_VLLM = re.compile(r"(?m)^[ \t]*(?:from|import)\s+vllm\b")
+_SERVER = r"(?:vllm\.)?LLM|(?:sglang|sgl)\.Engine|(?:llm\.)?LLMConfig"
+_IMPORTS = re.compile(r"(?m)^[ \t]*(?:from|import)\s+(?:vllm|sglang|ray)\b")
 _GENERATES = ("text-generation", "image-text-to-text", "any-to-any")  # tasks of transformers' pipeline()
 _HEADS = re.compile(r"(?:CausalLM|Seq2SeqLM|ImageTextToText|ConditionalGeneration|MultimodalLM|LMHeadModel)$")
 _FRAMES = ("num_frames", "video_length", "frames")
@@ -61,21 +61,30 @@ def read_inference(text: str) -> Question | None:
     return _model(calls) if any(_is_model(call) for call in calls) else None
 
 
-def server_command(text: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the command of a server with the arguments of vLLM's class LLM, and the names of unread ones; None for other code."""
-    if len(text) > MAX_BYTES or _VLLM.search(text) is None:
+def server_command(text: str) -> tuple[str, tuple[str, ...], bool] | None:
+    """Return the command of a server with the arguments of its class in Python; None for other code.
+
+    The classes are vLLM's LLM, SGLang's Engine, and Ray's LLMConfig, whose `engine_kwargs` are vLLM's. The names of arguments
+    without a value in the text come second. The last value is True for LLM, which vLLM calls offline inference.
+    """
+    if len(text) > MAX_BYTES or _IMPORTS.search(text) is None:
         return None
     if (call := next(_calls(text, _SERVER), None)) is None:
         return None
     given = dict(call.given)
-    model = given.pop("model", None) or call.first
-    words = ["vllm", "serve"] + ([str(model)] if isinstance(model, str) else [])
+    if call.name.endswith("LLMConfig"):
+        loading, given = given.get("model_loading_config") or {}, given.get("engine_kwargs") or {}
+        given = {**given, "model": loading.get("model_source") or loading.get("model_id")}
+    of_sglang = call.name.endswith("Engine")
+    model = given.pop("model_path" if of_sglang else "model", None) or call.first
+    words = ["python", "-m", "sglang.launch_server"] if of_sglang else ["vllm", "serve"]
+    words += ([*(["--model-path"] if of_sglang else []), model]) if isinstance(model, str) else []
     for name, value in given.items():
         if value is True:
             words.append(f"--{name.replace('_', '-')}")
         elif value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words), call.unread
+    return shlex.join(words), call.unread, call.name.endswith("LLM")
 
 
 def _calls(text: str, names: str) -> Iterator[Call]:

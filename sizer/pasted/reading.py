@@ -29,14 +29,14 @@ def read_question(text: str, gpu: str | None) -> Question:
             if (found := read_inference(text) or read_model(text) or read_sentence(text)) is None:
                 raise
             return found
-    command, unread = found_call or (text, ())
+    command, unread, offline = found_call or (text, (), False)
     launch = read_launch(command)
     arch = {} if launch.arch is None else {"arch": launch.arch}
     unknown = f"the model {quote(launch.model)} is not a repository" if launch.model else "the command names no model"
     return Question(
         title=launch.title,
         kind="command",
-        items=arch | dict(launch.items) | ({} if found_call is None else {"api": "offline"}),
+        items=arch | dict(launch.items) | ({"api": "offline"} if offline else {}),
         read=tuple(Line(given=given, means=means) for given, means in launch.read),
         assumed=() if arch else (f"{unknown}: the model of the form is kept",),
         unmatched=(*launch.unmatched, *(f"{name}: its value is not in the text" for name in unread)),

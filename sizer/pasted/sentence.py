@@ -17,6 +17,7 @@ from sizer.catalogue.presets import find_preset, list_presets
 from sizer.catalogue.serving import FILE_TYPES
 from sizer.catalogue.sources import arch_of, resolve
 from sizer.pasted.question import Draft, Question
+from sizer.serving.llama_log import arch_of_file, file_type_of
 
 MAX_CHARACTERS = 400
 LONGEST_NAME, LONGEST_VISION = 7, 3  # words of a model's or a device's name, of torchvision's models
@@ -47,12 +48,15 @@ _TOKENS = re.compile(
 )
 _BATCH = re.compile(r"\bbatch(?:es)?(?:[\s-]?size)?\s*(?:of|is|:)?\s*([0-9]{1,5})\b")
 _USERS = re.compile(r"\b([0-9]{1,5})\s*(?:concurrent\s*)?(?:users?|requests?|people)\b")
+MANY_LAYERS = 99  # what people write for all layers
 _IMAGE = re.compile(r"\b([0-9]{2,4})\s?x\s?([0-9]{2,4})\b")  # width x height, as people say it
 _MEMORY = re.compile(r"\b([0-9]{1,3})\s*(?:gb|gib|g)\b(?:\s*(?:of\s*)?v?ram)?")
 
 
 def read_sentence(text: str) -> Question | None:
     """Return the question of a sentence that names a model of the catalogue; None for another text."""
+    if len(text) <= MAX_CHARACTERS and (found_file := _read_modelfile(text)) is not None:
+        return found_file
     ollama = _OLLAMA.match(text)
     if len(text) > MAX_CHARACTERS or (ollama is None and _CODE.search(text.strip())):
         return None
@@ -74,6 +78,49 @@ def read_sentence(text: str) -> Question | None:
     elif (memory := _MEMORY.search(" ".join(rest))) is not None:
         draft.assume(f"a device of {memory[0].strip()} with compute capability 8.9", gpu=f"custom:{memory[1]}GiB@8.9")
     _take_sizes(draft, " ".join(rest))
+    return draft.whole(kind="words")
+
+
+def _read_modelfile(text: str) -> Question | None:
+    """Return the question of Ollama's Modelfile, or of its environment variables; None for another text.
+
+    Source: ollama's docs/modelfile.md and envconfig/config.go, 2025.
+    """
+    base = re.search(r"(?m)^[ \t]*FROM[ \t]+(\S{1,200})", text)
+    parameters = dict(re.findall(r"(?mi)^[ \t]*PARAMETER[ \t]+(num_ctx|num_gpu|num_batch)[ \t]+([0-9]{1,8})\b", text))
+    variables = dict(re.findall(r"\bOLLAMA_([A-Z_]{1,40})[\"']?\s{0,3}[=:]\s{0,3}[\"']?([\w.]{1,40})", text))
+    if not variables and (base is None or not re.search(r"(?mi)^[ \t]*(?:PARAMETER|TEMPLATE|SYSTEM|ADAPTER)\s", text)):
+        return None
+    draft = Draft(title="a Modelfile of Ollama" if base else "variables of Ollama")
+    draft.take("Ollama", mode="serve", engine="llama.cpp")
+    if base is None:
+        draft.assume("no model is named: the model of the form is kept")
+    else:
+        of_file = arch_of_file(base[1]) if "/" in base[1] or base[1].endswith(".gguf") else None
+        found = _model_in(_words(base[1].lower().replace(":", " ")))
+        arch = of_file or (found[2] if found else None)
+        if arch is None:
+            draft.unmatched.append(f"FROM {base[1]}: not a model of the catalogue; the model of the form is kept")
+        else:
+            draft.take(f"FROM {base[1]}", arch=arch)
+        file_type, _ = file_type_of(base[1])
+        if file_type is not None:
+            draft.take(f"FROM {base[1]}", weights=file_type)
+        elif "gpt-oss" not in str(arch):
+            draft.assume("the file that Ollama takes by default", weights="q4_k_m")
+    context = parameters.get("num_ctx") or variables.get("CONTEXT_LENGTH")
+    if context and context.isdecimal() and int(context):
+        draft.take(f"context {context}", max_model_len=int(context))
+    else:
+        draft.assume("Ollama's context on a small device", max_model_len=4096)
+    if (layers := parameters.get("num_gpu")) and int(layers) < MANY_LAYERS:
+        draft.take(f"num_gpu {layers}", gpu_layers=int(layers))
+    if batch := parameters.get("num_batch"):
+        draft.take(f"num_batch {batch}", max_num_batched_tokens=int(batch))
+    if (slots := variables.get("NUM_PARALLEL", "")).isdecimal() and int(slots):
+        draft.take(f"OLLAMA_NUM_PARALLEL={slots}", max_num_seqs=int(slots))
+    if (kv := variables.get("KV_CACHE_TYPE", "f16")) in ("q8_0", "q4_0"):
+        draft.take(f"OLLAMA_KV_CACHE_TYPE={kv}", kv=kv)
     return draft.whole(kind="words")
 
 

@@ -6,6 +6,7 @@ SGLang 0.4 to 0.5.23, and common/arg.cpp of llama.cpp, 2025.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -29,7 +30,9 @@ MAX_CHARACTERS = 64 * 1024
 SHORTEST_PREFIX = 8  # characters: a shorter prefix may belong to a flag that is not listed here
 _PROGRAM = r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.)?api_server\b"
 _SGLANG_PROGRAM = r"\bsglang\.launch_server\b|\bsglang\s+serve\b"
-_LLAMA_SIGN = r"(?:^|[\s/])llama-(?:server|cli)\b|ggml-org/llama\.cpp"
+_LLAMA_SIGN = r"(?:^|[\s/\\])llama-(?:server|cli)(?:\.exe)?\b|ggml-org/llama\.cpp(?::\S*)?|\bLLAMA_ARG_[A-Z]"
+_HELM_SIGN = r"(?m)^[ \t]*vllmConfig[ \t]*:"
+_KSERVE_SIGN = r"\bkserve\.io/[\s\S]{0,2000}?\bname:[ \t]{0,8}huggingface\b"
 _VLLM_SIGN = rf"{_PROGRAM}|vllm/vllm-openai"
 _SGLANG_SIGN = rf"{_SGLANG_PROGRAM}|lmsysorg/sglang"
 _IMAGE = re.compile(r"(?:vllm/vllm-openai|lmsysorg/sglang):v?([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3})")
@@ -62,6 +65,23 @@ _DRAFT_KEYS = (
     *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "revision", "code_revision"),
     *("attention_backend", "moe_backend", "disable_padded_drafter_batch", "max_model_len"),
 )
+# Environment variables: NAME=value, NAME: value, or a name and a value in lines of their own, as in Kubernetes.
+_VARIABLE = re.compile(
+    r"\b((?:LLAMA_ARG|VLLM|SGLANG)_[A-Z0-9_]{1,60})[\"']?\s{0,3}(?:=|:|[\r\n]{1,2}[ \t]{0,40}value[ \t]{0,3}:)[ \t]{0,3}[\"']?"
+    r"([^\s\"',;}\]]{1,200})"
+)
+_LLAMA_VARIABLES = {"n-parallel": "parallel", "ubatch": "ubatch-size", "no-mmproj": "no-mmproj"}  # common/arg.cpp, set_env
+# Environment variables of vLLM 0.33 (vllm/envs.py) and SGLang 0.5.23 (environ.py) that change memory and are not counted.
+_UNCOUNTED_VARIABLES = {
+    "VLLM_USE_V1": "the engine before V1 is not planned",
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "graphs are taken off the budget as by the version's default",
+    "VLLM_USE_V2_MODEL_RUNNER": "the model runner is the version's default",
+    "VLLM_FUSED_MOE_CHUNK_SIZE": "workspaces of experts are those of the default",
+    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": "layers keep tokens as by the version's default",
+    "VLLM_MLA_DISABLE": "the cache keeps latents",
+    "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "the cache is sized before graphs are captured",
+    "SGLANG_VLM_CACHE_SIZE_MB": "the cache of images has its default size",
+}
 _LORA_KEYS = ("max_loras", "max_lora_rank", "fully_sharded_loras")
 _ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "<")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # arg_utils.py, human_readable_int
@@ -239,8 +259,9 @@ def is_launch(text: str) -> bool:
     """Return True if a text is the command of a server, or vLLM's YAML config."""
     if len(text) > MAX_CHARACTERS:
         return False
-    text = _plain(text)
-    return re.search(f"{_VLLM_SIGN}|{_SGLANG_SIGN}|{_LLAMA_SIGN}", text) is not None or _is_yaml(text)
+    text = _plain(_listed(text))
+    signs = f"{_VLLM_SIGN}|{_SGLANG_SIGN}|{_LLAMA_SIGN}"
+    return any(re.search(sign, text) for sign in (signs, _HELM_SIGN, _KSERVE_SIGN)) or _is_yaml(text)
 
 
 def _is_yaml(text: str) -> bool:
@@ -287,9 +308,15 @@ def read_launch(text: str) -> Launch:
     Raises:
         RequestError: A flag belongs to another server, or has no value.
     """
+    text = _with_values(_listed(text))
+    variables = {found[1]: found[2] for found in _VARIABLE.finditer(text)}
+    if re.search(_HELM_SIGN, text):
+        text = _helm_command(text)
+    if re.search(_KSERVE_SIGN, text):
+        text = re.sub(r"--model_name\b", "--served-model-name", re.sub(r"--model_id\b", "--model", text))
     text = _plain(text)
     if re.search(_LLAMA_SIGN, text) and not re.search(f"{_VLLM_SIGN}|{_SGLANG_SIGN}", text):
-        return _read_llama(text)
+        return _read_llama(text, variables)
     engine = "sglang" if re.search(_SGLANG_SIGN, text) else "vllm"
     pairs = list(_yaml_pairs(text) if _is_yaml(text) and not re.search(_VLLM_SIGN, text) else _pairs(_words(text), engine))
     items: dict[str, str] = {"mode": "serve"} | ({"engine": engine} if engine != "vllm" else {})
@@ -297,6 +324,12 @@ def read_launch(text: str) -> Launch:
         items["engine_version"] = image[1]
     read: list[tuple[str, str]] = []
     unmatched: list[str] = []
+    for name, value in variables.items():
+        if name == "VLLM_USE_FLASHINFER_SAMPLER" and value in ("1", "true", "True"):
+            items["sampler"] = "flashinfer"
+            read.append((f"{name}={value}", "sampler=flashinfer"))
+        elif name in _UNCOUNTED_VARIABLES and not (name == "VLLM_USE_V1" and value == "1"):
+            unmatched.append(f"{name}={value}: {_UNCOUNTED_VARIABLES[name]}")
     model, irrelevant, adapters = "", 0, ""
     limits: dict[str, int] = {}
     limited: list[str] = []
@@ -323,6 +356,8 @@ def read_launch(text: str) -> Launch:
         elif engine == "vllm" and name.startswith(LIMITS):
             limits |= _limits(name, value)
             limited.append(given)
+        elif key is not None and "$" in value and key != "model":
+            unmatched.append(f"{given}: its value is not in the text")
         elif key is None:
             _check_engine(name, engine)
             alike = value in _ALIKE.get(name, ()) or (name == "load-format" and value.startswith("runai"))
@@ -376,6 +411,8 @@ def read_launch(text: str) -> Launch:
     arch = arch_of(model)
     if arch is not None:
         read.insert(0, (f"model {model}", f"arch={arch}"))
+    if (servers := _servers(text)) > 1:
+        unmatched.insert(0, f"the text starts {servers} servers: the last one is read; paste one of them")
     return Launch(
         engine=engine,
         model=model,
@@ -412,20 +449,57 @@ _LLAMA_UNCOUNTED = {
     **dict.fromkeys(("ot", "override-tensor"), "tensors are counted where llama.cpp puts them without it"),
     **dict.fromkeys(("nkvo", "no-kv-offload"), "the cache is counted on the device"),
     **dict.fromkeys(("md", "model-draft", "hfd", "hfrd", "hf-repo-draft"), "a draft model is not counted"),
-    **dict.fromkeys(("mm", "mmproj"), "the projector of images is not counted"),
+    **dict.fromkeys(("mm", "mmproj", "mmu", "mmproj-url"), "the projector of images is not counted"),
+    "rpc": "layers on other machines are counted here",
+    "swa-full": "windows are counted with the tokens that they keep without it",
+    **dict.fromkeys(("lora", "lora-scaled", "control-vector", "control-vector-scaled"), "its tensors are not counted"),
 }
+# Other flags of llama.cpp that change memory.
+_LLAMA_NAMES = """
+    embedding embeddings embd-gemma-default rerank reranking pooling draft image audio n-cpu-ffn ncffn mtp eagle3 dflash
+    spec-type spec-default spec-draft-model spec-draft-hf image-max-tokens image-min-tokens mtmd-batch-max-tokens
+    override-kv no-op-offload no-repack no-host models-dir models-max models-preset gpt-oss-20b-default gpt-oss-120b-default
+    vision-gemma-4b-default vision-gemma-12b-default fim-qwen-1.5b-default fim-qwen-3b-default fim-qwen-7b-default
+    fim-qwen-7b-spec fim-qwen-14b-spec fim-qwen-30b-default mu model-url docker-repo dr
+"""
+# Flags that change no memory of the device, and beginnings of such flags.
+_LLAMA_SHORT = """
+    a b C Cb Cbd Cd Cr Crb Crbd Crd ag bf bs cb cl cnv co cram cms ctxcp dt e f fit fitc fitp fitt gan gaw h hff hft host i
+    if j jf kvo kvu kv-offload kv-unified l lcd lcs lm lv lzm main-gpu mg mli mmap mlock n nr o op-offload p perf poll port
+    ppl pps prio ptc r rea s slots sp sps st sys sysf t tags tb tbd td to tools ui v webui tgs devd ngld cmoed ncmoed ctkd
+    ctvd otd api-key-file
+"""
+_LLAMA_BEGINNINGS = """
+    adaptive- agent alias attention api- batch-size backend-sampling cache-idle cache-list cache-prompt cache-ram
+    cache-reuse cache-type-k-draft cache-type-v-draft chat-template check checkpoint- color completion cont-batching
+    context-shift conversation cors- cpu-mask cpu-moe-draft cpu-range cpu-strict ctx-checkpoints defrag device-draft
+    direct-io display draft-max draft-min draft-n draft-p dry- nocb path dynatemp escape file fit- frequency
+    gpu-layers-draft grammar grp-attn help hf-file hf-token ids ignore-eos in- interactive jinja json-schema keep
+    kv-unified-per lazy list-devices load-mode log- logit-bias lookup- mcp- media metrics method min-p mirostat mmproj-auto
+    mmproj-offload models-autoload multiline n-cpu-moe-draft n-gpu-layers-draft n-predict no- numa offline override-tensor-d
+    parse poll- predict prefill-assistant presence print- prio- prompt props reasoning repack repeat reuse-port reverse
+    rope- sampl seed server-base show- simple sleep-idle single-turn skip-chat slot- slots spec-draft-backend spec-draft-cpu
+    spec-draft-device spec-draft-n spec-draft-o spec-draft-p spec-draft-t spec-ngram spec-synth special spm-infill sse- ssl-
+    static-path stdin swa-checkpoints system-prompt temp threads threads- timeout tools- top- typical ui- usage verbos
+    version video warmup webui- xtc- yarn- ssl think
+"""
+LLAMA_FLAGS = (*_LLAMA_NAMES.split(), *_LLAMA_FLAGS, *_LLAMA_SWITCHES, *_LLAMA_UNCOUNTED)
+_LLAMA_IRRELEVANT = frozenset(_LLAMA_SHORT.split())
 _ALL_LAYERS = 99  # what people write for -ngl
 
 
-def _read_llama(text: str) -> Launch:
-    """Return the question of a command of llama.cpp. Its context is shared by all slots."""
-    program = list(re.finditer(_LLAMA_SIGN, text))[-1]
+def _read_llama(text: str, variables: Mapping[str, str]) -> Launch:
+    """Return the question of a command of llama.cpp with its environment variables. Its context is shared by all slots."""
+    programs = [found for found in re.finditer(_LLAMA_SIGN, text) if not found[0].startswith("LLAMA_ARG")]
+    rest = re.sub(r"\bLLAMA_ARG_\w{1,60}(?:=\S*|\s*:\s*\S+)?", "", text[programs[-1].end() :]) if programs else ""
     try:
-        words = shlex.split(text[program.end() :], comments=True)
+        words = shlex.split(rest, comments=True)
     except ValueError:  # a quote that is not closed
-        words = text[program.end() :].split()
+        words = rest.split()
+    named = ((name.removeprefix("LLAMA_ARG_").lower().replace("_", "-"), value) for name, value in variables.items())
+    pairs = [(_LLAMA_VARIABLES.get(name, name), value) for name, value in named if name not in ("", "host", "port")]
     items, read, unmatched, irrelevant, found = {"mode": "serve", "engine": "llama.cpp"}, [], [], 0, {}
-    for name, value in _pairs(words, "llama.cpp"):
+    for name, value in (*pairs, *_pairs(words, "llama.cpp")):
         given = f"{'-' if len(name) < 4 else '--'}{name}{f' {value}' if value else ''}"
         if (meaning := _LLAMA_FLAGS.get(name)) is not None and value:
             found[meaning] = (given, value)
@@ -433,8 +507,15 @@ def _read_llama(text: str) -> Launch:
             found[_LLAMA_SWITCHES[name]] = (given, str(MAX_LAYERS))
         elif name in _LLAMA_UNCOUNTED:
             unmatched.append(f"{given}: {_LLAMA_UNCOUNTED[name]}")
-        else:
+        elif name in ("fa", "flash-attn") and value in ("0", "off", "disabled"):
+            unmatched.append(f"{given}: attention is counted with -fa, whose compute buffer is smaller")
+        elif name in LLAMA_FLAGS:
+            unmatched.append(given)
+        elif name in ("fa", "flash-attn") or name in _LLAMA_IRRELEVANT or name.startswith(tuple(_LLAMA_BEGINNINGS.split())):
             irrelevant += 1
+        else:
+            near = suggest(name, LLAMA_FLAGS)
+            unmatched.append(f"{given}: not known as a flag of llama.cpp{f'; {near}' if near else ''}")
     given, model = found.get("model", ("", ""))
     arch = arch_of_file(model)
     if arch is not None:
@@ -464,6 +545,8 @@ def _read_llama(text: str) -> Launch:
         given = " ".join(found[meaning][0] for meaning in ("keys", "values") if meaning in found)
         unmatched.append(f"{given}: the cache is counted in 16 bits; kv=q8_0 counts keys and values in 8 bits")
     given, tokens = found.get("tokens", ("", ""))
+    if given and not tokens.isdecimal():
+        unmatched.append(f"{given}: not a number")
     if tokens.isdecimal() and int(tokens) > 0:
         each = max(1, int(tokens) // int(items.get("max_num_seqs", "1")))
         items["max_model_len"] = str(each)
@@ -559,6 +642,7 @@ def _meant(name: str, engine: str) -> str:
 def _plain(text: str) -> str:
     """Return a text with continued lines joined, without comments, and with the items of lists as words."""
     text = re.sub(r"[\\^`][ \t]*\r?\n", " ", text)
+    text = re.sub(r"(?<!\w)[A-Za-z]:\\[^\s\"']{1,300}", lambda found: found[0].replace("\\", "/"), text)  # C:\models
     text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     text = re.sub(r"(?m)^[ \t]*-[ \t]+(?=\S)", " ", text)
     text = re.sub(r"(?m)[\"'][ \t]*,[ \t\r\n]*(?=[\"'])", '" ', text) if re.search(r"\[\s*[\"']", text) else text
@@ -566,14 +650,79 @@ def _plain(text: str) -> str:
     return re.sub(r"(?<!\S)([\"'])([\w./:@=+~-]+)[\"'](?!\S)", r"\2", text)
 
 
+_LISTED = re.compile(
+    r"\[\s*[\"'](?:vllm[\"']\s*,\s*[\"']serve|[\w./]*python3?[\"']\s*,\s*[\"']-m[\"']\s*,\s*[\"'](?:vllm|sglang)\.)"
+)
+_VALUE = r"[\w./:-]{1,200}"
+_CONSTANT = re.compile(
+    rf"(?m)^[ \t]*([A-Za-z_]\w{{0,60}})[ \t]*(?::[ \t]*\w{{1,20}}[ \t]*)?=[ \t]*[\"']?({_VALUE})[\"']?[ \t]*(?:#.*)?$"
+)
+_GIVEN = re.compile(rf"(?m)(?:^|[\s-])([A-Z][A-Z0-9_]{{1,60}})[\"']?(?:=|:[ \t]+)[\"']?({_VALUE})[\"']?[ \t]*$")
+
+
+def _listed(text: str) -> str:
+    """Return a list in Python code as a command: ["vllm", "serve", MODEL] is `vllm serve` with MODEL's text, else with $MODEL.
+
+    A call such as str(GPUS) is the name in it.
+    """
+    sign = _LISTED.search(text)
+    if sign is None or not re.search(r"(?m)^[ \t]*[\w.]{1,80}[ \t]*(?:\+?=|:[ \t]*list)|\(\s*\[", text):
+        return text
+    rest = text[sign.start() + 1 :].partition("]")[0]
+    parts = re.findall(r"\"([^\"]{0,300})\"|'([^']{0,300})'|([A-Za-z_]\w{0,60})(?=\s*[,)\]]|\s*$)", rest)
+    names = dict(_CONSTANT.findall(text))
+    words = [shlex.quote(double or single) if double or single else names.get(name, f"${name}") for double, single, name in parts]
+    return " ".join(words)
+
+
+def _with_values(text: str) -> str:
+    """Return a text with $NAME replaced by its value, if the text gives one: NAME=value, NAME: value, or ${NAME:-value}."""
+    given = dict(_GIVEN.findall(text))
+
+    def value(found: re.Match[str]) -> str:
+        return given.get(found[1] or found[2]) or found[3] or found[0]
+
+    return re.sub(r"\$(?:([A-Z][A-Z0-9_]{1,60})\b|\{([A-Z][A-Z0-9_]{1,60})(?::-([^}]{1,200}))?\})", value, text)
+
+
+def _servers(text: str) -> int:
+    """Return how many servers a text starts: programs, or images without a program of their own."""
+    programs = len(re.findall(rf"{_PROGRAM}|{_SGLANG_PROGRAM}", text))
+    images = len(re.findall(r"(?:vllm/vllm-openai|lmsysorg/sglang)[:@\s]", text))
+    return max(programs, images)
+
+
+def _helm_command(text: str) -> str:
+    """Return the command of values of vLLM's Helm chart (production-stack): `modelURL`, `tag`, and the keys below `vllmConfig`."""
+    tag, model = (re.search(rf"(?m)^[ \t-]*{key}[ \t]*:[ \t]*[\"']?([^\s\"'#]+)", text) for key in ("tag", "modelURL"))
+    sign = re.search(_HELM_SIGN, text)
+    begin = sign.end() if sign else 0
+    indent = len(sign[0]) - len(sign[0].lstrip()) if sign else 0
+    words = [f"vllm/vllm-openai:{tag[1]}"] if tag else []
+    words += ["vllm serve", shlex.quote(model[1])] if model else ["vllm serve"]
+    lines = text[begin:].splitlines()[1:]
+    for line in itertools.takewhile(lambda line: not line.strip() or len(line) - len(line.lstrip()) > indent, lines):
+        found = re.match(r"[ \t]*([a-z][A-Za-z0-9]{0,60})[ \t]*:[ \t]*(.+?)[ \t]*$", line)
+        if found is None:
+            continue
+        name, value = re.sub(r"[A-Z]", lambda letter: f"-{letter[0].lower()}", found[1]), found[2].strip("\"'")
+        if name == "extra-args":
+            words += re.findall(r"[\"']([^\"']{1,300})[\"']", value)
+        elif value.lower() == "true":
+            words.append(f"--{name}")
+        elif value.lower() != "false" and name not in ("v1", "v0"):
+            words.append(f"--{name} {shlex.quote(value)}")
+    return " ".join(words)
+
+
 def _words(text: str) -> list[str]:
     """Return the words of a command after its program; after its image if it names no program."""
     program = rf"{_PROGRAM}|{_SGLANG_PROGRAM}"
-    found = list(re.finditer(program, text)) or list(re.finditer(r"(?m)^\s*(?:command|args)\s*:\s*[>|]?-?", text))
+    found = list(re.finditer(program, text)) or list(re.finditer(r"(?m)^\s*(?:command|args)\s*:\s*[>|]?-?|^[ \t]*Exec=", text))
     found = found or list(re.finditer(r"(?:vllm/vllm-openai|lmsysorg/sglang)\S*", text))
     rest = text[found[-1].end() :] if found else text
-    if found and found[-1][0].lstrip().startswith(("command", "args")):
-        rest = re.split(r"(?m)^\s*[A-Za-z_]+\s*:", rest)[0]  # up to the next key of the file
+    if found and found[-1][0].lstrip().startswith(("command", "args", "Exec")):
+        rest = re.split(r"(?m)^\s*[A-Za-z_]+\s*[:=]", rest)[0]  # up to the next key of the file
     try:
         return shlex.split(rest, comments=True)
     except ValueError:  # a quote that is not closed
@@ -583,7 +732,7 @@ def _words(text: str) -> list[str]:
 def _pairs(words: list[str], engine: str) -> Iterator[tuple[str, str]]:
     """Yield the flags of a command with their values, the model without a flag first."""
     position = 0
-    if words and not words[0].startswith("-") and words[0] not in _ENDS:
+    if engine != "llama.cpp" and words and not words[0].startswith("-") and words[0] not in _ENDS:
         yield "model", words[0]
         position = 1
     while position < len(words):

@@ -265,7 +265,7 @@ def file_type_of(model: str) -> tuple[str | None, bool]:
 
 def arch_of_file(model: str) -> str | None:
     """Return the preset of a GGUF file or repository, by its name without the layout; None without a preset."""
-    name = re.split(r"[/\\]", model.partition(":")[0] if not re.match(r"[A-Za-z]:\\", model) else model)[-1].lower()
+    name = re.split(r"[/\\]", model.partition(":")[0] if not re.match(r"[A-Za-z]:[\\/]", model) else model)[-1].lower()
     name = re.sub(r"-0\d{4}-of-0\d{4}$", "", name.removesuffix(".gguf"))
     for _ in range(3):  # gemma-3-4b-it-UD-Q4_K_XL-GGUF
         name = _GGUF.sub("", name[:_LONGEST_NAME])

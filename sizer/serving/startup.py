@@ -173,7 +173,7 @@ _SIGNS = (
 )
 # Other servers, by a text of their logs.
 _OTHERS = (
-    ("Ollama", r"source=\w{1,40}\.go:[0-9]|ollama (?:runner|serve)"),
+    ("Ollama", r"source=\w{1,40}\.go:[0-9]|ollama runner"),
     ("Text Generation Inference", r"text_generation_(?:launcher|router|server)"),
     ("TensorRT-LLM", r"\[(?:TensorRT-LLM|TRT-LLM)\]"),
     ("LMDeploy", r"lmdeploy - (?:INFO|WARNING|ERROR)|\[TM\]\["),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import pytest
@@ -147,7 +148,7 @@ from vllm import LLM, SamplingParams
 llm = LLM("meta-llama/Llama-3.1-8B", tensor_parallel_size=2, max_model_len=8192, enforce_eager=True, trust_remote_code=False)
 """
     command = "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-model-len 8192 --enforce-eager"
-    assert server_command(code) == (command, ())
+    assert server_command(code) == (command, (), True)
     assert server_command(code.replace("8192", "length"))[1] == ("max_model_len",)
     assert "max_model_len: its value is not in the text" in read_question(code.replace("8192", "length"), None).unmatched
     assert server_command(code.replace("from vllm", "from langchain.llms")) is None, "another library has a class of this name"
@@ -167,3 +168,32 @@ llm = LLM("meta-llama/Llama-3.1-8B", tensor_parallel_size=2, max_model_len=8192,
 def test_another_program_is_named_with_what_to_do(text, todo):
     with pytest.raises(ConfigError, match=todo):
         read_config(text)
+
+
+def test_classes_of_other_servers_are_commands():
+    engine = 'import sglang as sgl\nllm = sgl.Engine(model_path="Qwen/Qwen3-8B", mem_fraction_static=0.8, tp_size=2)'
+    found = read_question(engine, None)
+    assert found.items == {"arch": "hf:qwen3-8b", "mode": "serve", "engine": "sglang", "util": "0.8", "tp": "2"}
+    config = """from ray.serve.llm import LLMConfig
+config = LLMConfig(
+    model_loading_config=dict(model_id="qwen", model_source="Qwen/Qwen3-8B"),
+    engine_kwargs=dict(tensor_parallel_size=2, max_model_len=length),
+)"""
+    found = read_question(config, None)
+    assert found.items == {"arch": "hf:qwen3-8b", "mode": "serve", "tp": "2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("vllm bench serve --model Qwen/Qwen3-8B", "a benchmark is not planned"),
+        ("python -m sglang.bench_one_batch --model-path Qwen/Qwen3-8B", "paste the command that starts the server"),
+        ("python koboldcpp.py --model x.gguf --gpulayers 33", "the engine llama.cpp, which KoboldCpp runs"),
+        ("lms load qwen/qwen3-8b --gpu max", "the engine llama.cpp, which LM Studio runs"),
+        ("NAME  ID  SIZE  PROCESSOR  CONTEXT  UNTIL\nqwen3:14b  bd  12 GB  100% GPU  16384  now", "what Ollama has loaded"),
+        ("CUDA error: out of memory\n  in function alloc at /build/ggml/src/ggml-cuda/ggml-cuda.cu:491", "names no buffer"),
+    ],
+)
+def test_other_programs_of_servers_are_refused_by_name(text: str, said: str):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_question(text, None)

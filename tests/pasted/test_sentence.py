@@ -119,3 +119,23 @@ def test_a_command_of_ollama_with_an_unknown_model_is_refused():
 
 def test_long_words_take_no_time():
     assert read_sentence("run " + "1-" * 190 + " on a t4") is None
+
+
+MODELFILES = {
+    "FROM qwen3:14b\nPARAMETER num_ctx 32768\nPARAMETER num_gpu 30": (
+        "arch=hf:qwen3-14b&max_model_len=32768&gpu_layers=30&weights=q4_k_m"
+    ),
+    'FROM ./Qwen3-8B-Q5_K_M.gguf\nTEMPLATE """x"""': "arch=hf:qwen3-8b&weights=q5_k_m&max_model_len=4096",
+    "OLLAMA_CONTEXT_LENGTH=16384 OLLAMA_NUM_PARALLEL=2 OLLAMA_KV_CACHE_TYPE=q8_0 ollama serve": (
+        "max_model_len=16384&max_num_seqs=2&kv=q8_0"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", MODELFILES)
+def test_modelfiles_and_variables_of_ollama_are_read(text: str):
+    found = read_question(text, None)
+    expected = dict(item.split("=") for item in MODELFILES[text].split("&"))
+    assert found.items == {"mode": "serve", "engine": "llama.cpp"} | expected
+    assert not found.unmatched
+    assert "FROM" in text or any("no model is named" in line for line in found.assumed)

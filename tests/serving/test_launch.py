@@ -177,7 +177,14 @@ def test_flags_without_a_counterpart_are_named():
         ("llama-server -dev CUDA0,CUDA1", None, "engine=llama.cpp&pp=2", ()),
         ("llama-server -ts 1,1 -sm none -mg 1", None, "engine=llama.cpp", ()),
         ("llama-server -m own.gguf -ngl many", None, "engine=llama.cpp", ("in 16 bits", "-ngl many: not a number")),
-        ("llama-cli -c 'unclosed", None, "engine=llama.cpp", ()),
+        ("llama-cli -c 'unclosed", None, "engine=llama.cpp", ("-c 'unclosed: not a number",)),
+        (
+            "llama-server -fa off --swa-full --ctx-sze 8",
+            None,
+            "engine=llama.cpp",
+            ("-fa off: ", "--swa-full: ", "--ctx-sze 8: not known"),
+        ),
+        ("llama-server -fa on --jinja -t 8 --no-mmap -cram 0 --temp 0.7", None, "engine=llama.cpp", ()),
     ],
 )
 def test_a_command_of_llama_cpp_shares_its_context_among_slots(text, arch, query, unmatched):
@@ -204,3 +211,101 @@ def test_a_log_has_the_flags_of_the_command_before_it():
     assert (log.arch, log.query()) == ("hf:qwen3-30b-a3b", "mode=serve&tp=2&kv=fp8&ep=1")
     whole = read_startup(text + "INFO non-default args: {'model': 'Qwen/Qwen3-8B'}")
     assert with_command(whole, text) == whole
+
+
+HELM = """servingEngineSpec:
+  modelSpec:
+  - name: "llama3"
+    repository: "vllm/vllm-openai"
+    tag: "v0.11.0"
+    modelURL: "meta-llama/Llama-3.1-8B-Instruct"
+    requestGPU: 1
+    vllmConfig:
+      v1: 1
+      enablePrefixCaching: true
+      maxModelLen: 16384
+      extraArgs: ["--max-num-seqs", "32"]
+    hf_token: x"""
+KSERVE = """apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+spec:
+  predictor:
+    model:
+      modelFormat:
+        name: huggingface
+      args:
+        - --model_name=llama3
+        - --model_id=Qwen/Qwen3-8B
+        - --max-model-len=8192"""
+VARIABLES = """image: vllm/vllm-openai:v0.19.0
+args: ["--model", "Qwen/Qwen3-8B"]
+env:
+  - name: VLLM_USE_FLASHINFER_SAMPLER
+    value: "1"
+  - name: VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS
+    value: "0"
+  - name: VLLM_LOGGING_LEVEL
+    value: DEBUG"""
+LLAMA_VARIABLES = """image: ghcr.io/ggml-org/llama.cpp:server-cuda
+command: -ngl 20
+environment:
+  LLAMA_ARG_HF_REPO: unsloth/Qwen3-8B-GGUF:Q4_K_M
+  LLAMA_ARG_CTX_SIZE: 16384
+  LLAMA_ARG_N_PARALLEL: 4
+  LLAMA_ARG_HOST: 0.0.0.0"""
+RUN = """envs:
+  MODEL_NAME: Qwen/Qwen3-8B
+run: |
+  vllm serve $MODEL_NAME --max-model-len ${LENGTH:-8192} -tp $GPUS"""
+MODAL = """MODEL = "Qwen/Qwen3-8B"
+cmd = ["vllm", "serve", MODEL, "--max-model-len", "8192", "--tensor-parallel-size", str(GPUS)]"""
+QUADLET = """[Container]
+Image=docker.io/vllm/vllm-openai:v0.21.0
+AddDevice=nvidia.com/gpu=all
+Exec=--model Qwen/Qwen3-8B --max-model-len 8192
+PublishPort=8000:8000"""
+TWO = """services:
+  chat:
+    image: vllm/vllm-openai:v0.11.0
+    command: --model Qwen/Qwen3-8B --gpu-memory-utilization 0.5
+  small:
+    image: vllm/vllm-openai:v0.11.0
+    command: --model Qwen/Qwen3-4B --gpu-memory-utilization 0.2"""
+STRANGERS = {
+    "helm": (HELM, "hf:llama-3.1-8b", "engine_version=0.11.0&prefix_caching=1&max_model_len=16384&max_num_seqs=32", ()),
+    "kserve": (KSERVE, "hf:qwen3-8b", "max_model_len=8192", ()),
+    "variables": (
+        VARIABLES,
+        "hf:qwen3-8b",
+        "engine_version=0.19.0&sampler=flashinfer",
+        ("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0: graphs are taken off",),
+    ),
+    "llama": (
+        LLAMA_VARIABLES,
+        "hf:qwen3-8b",
+        "engine=llama.cpp&weights=q4_k_m&max_num_seqs=4&gpu_layers=20&max_model_len=4096",
+        (),
+    ),
+    "run": (RUN, "hf:qwen3-8b", "max_model_len=8192", ("--tensor-parallel-size $GPUS: its value is not in the text",)),
+    "modal": (MODAL, "hf:qwen3-8b", "max_model_len=8192", ("--tensor-parallel-size $GPUS: its value is not in the text",)),
+    "quadlet": (QUADLET, "hf:qwen3-8b", "engine_version=0.21.0&max_model_len=8192", ()),
+    "two": (TWO, "hf:qwen3-4b", "engine_version=0.11.0&util=0.2", ("the text starts 2 servers: the last one is read",)),
+    "windows": (
+        "llama-server.exe ^\n -m C:\\models\\gpt-oss-20b-mxfp4.gguf ^\n -ngl 99",
+        "hf:gpt-oss-20b",
+        "engine=llama.cpp&weights=mxfp4",
+        (),
+    ),
+    "v0": ("VLLM_USE_V1=0 vllm serve Qwen/Qwen3-8B", "hf:qwen3-8b", "", ("VLLM_USE_V1=0: the engine before V1 is not planned",)),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_servers_are_read_where_people_write_them(name: str):
+    text, arch, query, unmatched = STRANGERS[name]
+    assert is_launch(text)
+    launch = read_launch(text)
+    assert launch.arch == arch
+    assert "&".join(f"{key}={value}" for key, value in launch.items.items()) == f"mode=serve&{query}".rstrip("&")
+    assert len(launch.unmatched) == len(unmatched)
+    assert all(line.startswith(said) for line, said in zip(launch.unmatched, unmatched, strict=True)), launch.unmatched
