@@ -247,8 +247,21 @@ class Layout:
             if number and batch.inputs and batch.streams > 1:  # those of its own layers alone
                 own = sum(self.device_of(layer, flags) == number for layer in range(self.layers))
                 batch = replace(batch, inputs=batch.inputs * own // self.layers)
+            if number and batch.streams > 1:
+                batch = replace(batch, borrowed=self._borrowed_bytes(flags, number))
             self._graphs[key] = graph_bytes(blocks, batch, is_first=number == 0, is_last=number == last) if blocks else 0
         return self._graphs[key]
+
+    def _borrowed_bytes(self, flags: LlamaFlags, number: int) -> int:
+        """Return the bytes of keys and values that layers of a device read from the cache of a layer on another device."""
+        layers, lent = self.architecture.layers, self.architecture.lent
+        own, total = len(layers) - len(lent), 0
+        block, size = BLOCKS[flags.kv]
+        for place, lender in enumerate(lent, own):
+            owner = max(at for at in range(own) if layers[at] == lender)
+            if self.device_of(place, flags) == number != self.device_of(owner, flags):
+                total += lender.elements // block * size * self._own_cells(lender, flags) * flags.slots
+        return total
 
     def _batch(self, flags: LlamaFlags, tokens: int, outputs: int, rows: int) -> Batch:
         """Return a micro-batch in a graph."""

@@ -70,7 +70,8 @@ class Batch:
     keys and values of a quantized cache, empty without. `copies` is True if attention copies this cache to 16 bits behind its
     result (ggml/src/ggml-cuda/fattn.cu, ggml_cuda_flash_attn_ext_get_alloc_size). `inputs` are the elements of a token that all
     layers together read from embeddings of their own (Gemma 3n and 4). `streams` are the micro-batches in flight over several
-    devices, whose inputs exist at once (ggml-backend.cpp, GGML_SCHED_MAX_COPIES).
+    devices, whose inputs exist at once (ggml-backend.cpp, GGML_SCHED_MAX_COPIES). `borrowed` are the bytes of keys and values on
+    another device that layers of this one read (Gemma 3n and 4): each layer copies its own view, once for each micro-batch.
     """
 
     tokens: int
@@ -83,6 +84,7 @@ class Batch:
     inputs: int = 0
     copies: bool = False
     streams: int = 1
+    borrowed: int = 0
 
 
 class _Heap:
@@ -173,6 +175,8 @@ def compute_bytes(blocks: Sequence[Block], batch: Batch, *, is_first: bool = Tru
         inputs.make()
     if not is_first:
         state = inputs.take(batch.hidden * token)
+    if batch.borrowed:  # ggml_backend_sched_split_graph: copies are outputs, which nothing overwrites
+        inputs.held += [graph.add(batch.borrowed) for _ in range(batch.streams)]
     kept = (inputs.take(POSITION * batch.outputs),) if is_last and not blocks[0].cached else ()
     embedded = []
     if batch.inputs and not is_first:

@@ -96,7 +96,19 @@ def test_several_devices_have_the_layers_of_llama_fit_params(model):
         assert abs(parts.weights - int(row["weights_bytes"])) <= 4 * ALIGNMENT_BYTES, row
         assert parts.cells == int(row["cells_bytes"]), row
         off = parts.compute / int(row["compute_bytes"]) - 1
-        assert -0.73 < off < 0.33, (row, off)
+        assert -0.55 < off < 0.33, (row, off)
+
+
+def test_layers_copy_the_cache_of_layers_on_another_device():
+    layout = layout_of("gemma-4-e4b-it")
+    three = flags(layout, file_type="bf16", max_model_len=8192, devices=3)
+    # the last device has 13 layers: 3 read 8,192 tokens of 2 x 2 x 512 elements, 10 a window of 1,024 of 2 x 2 x 256, in 2 bytes
+    copied = 3 * 8192 * 2 * 2 * 512 * 2 + 10 * 1024 * 2 * 2 * 256 * 2
+    assert copied == 121_634_816
+    row = next(row for row in DEVICES["gemma-4-e4b-it"] if (row["devices"], row["device"]) == ("3", "2"))
+    # four micro-batches are in flight
+    assert layout.parts_of(three, 2).compute == 4 * copied + 188_817_920
+    assert layout.parts_of(three, 2).compute == pytest.approx(int(row["compute_bytes"]), rel=1e-4)
 
 
 def test_devices_of_a_server_have_the_weights_of_a_published_log():
