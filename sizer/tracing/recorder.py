@@ -265,7 +265,9 @@ class Recorder(TorchDispatchMode):
             func=func,
             name=name,
             check=rules.checks.get(func) or rules.checks.get(name),
-            handler=rules.handlers.get(func) or rules.handlers.get(name) or composite.python_kernel(func, self.device.kind, rules.known),
+            handler=rules.handlers.get(func)
+            or rules.handlers.get(name)
+            or composite.python_kernel(func, self.device.kind, rules.known),
             instead=partial(kernel, self.device) if kernel else composite.parts(func, self.device.kind, rules.known),
             shortcut=rules.shortcuts.get(func),
             run=shared(func, self.device.kind, self.device.version, corrects=self.device.kind != "mps"),
