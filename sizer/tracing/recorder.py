@@ -205,7 +205,8 @@ class Recorder(TorchDispatchMode):
             self.draws.follow(func, args, kwargs)
         for storage, before in resizable:
             self.resized(storage, before)
-        if plan.allocations is not None and (not self._is_on_host(args, out) or func in _COPIES):
+        of_nothing = self.deferred.makes(args)  # as in a model that is initialized on meta
+        if plan.allocations is not None and not of_nothing and (not self._is_on_host(args, out) or func in _COPIES):
             self._follow(plan, plan.allocations(self.device, args, kwargs, out), args)
         if isinstance(out, Tensor):
             self._see(plan, out, args)

@@ -636,6 +636,19 @@ def test_numbers_and_places_may_be_on_the_host() -> None:
     assert size_step(setup).estimates[0].weights_bytes == 0
 
 
+def test_kernels_of_a_model_on_meta_hold_nothing() -> None:
+    """transformers initializes its models on meta, with the powers of rotary embeddings: a block for each number."""
+
+    def setup() -> Callable[[], None]:
+        model = nn.Linear(8, 4).cuda()
+        with torch.device("meta"):
+            assert (10000.0 ** (torch.arange(0, 8, 2) / 8)).shape == (4,)
+        return lambda: model(torch.ones(2, 8, device="cuda")).sum().backward()
+
+    load = size_step(setup, gpu="a100-80gb").estimates[0].phases[0]
+    assert load.peak_allocated_bytes == load.allocated_bytes == 2 * 512  # weight and bias
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 def test_torchscript_compiles_constructors_within_a_trace_and_after_it() -> None:
     """Libraries compile code when they are imported; torch.distributed.optim's did until PyTorch 2.14."""
