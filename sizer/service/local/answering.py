@@ -208,9 +208,10 @@ def prepare(request: Request, task: str, *, compiles: bool) -> None:
     try:
         if not compiles:
             placeholders.install()
-        else:  # the compiler needs the real modules
+        else:  # the compiler needs its real modules
             importlib.import_module(name)
             importlib.import_module(name := _COMPILER)
+            placeholders.install_unrelated()
         with placeholders.hidden("scipy"), placeholders.hidden("numba") if _is_short(request, task) else nullcontext():
             for name in compiled_for(request):
                 importlib.import_module(name)
@@ -218,8 +219,7 @@ def prepare(request: Request, task: str, *, compiles: bool) -> None:
         alone = request.world == 1 and request.train != "adapter"
         if SOURCES[request.source].package == "transformers":
             name = "transformers"
-            if not compiles:
-                placeholders.install_transformers()
+            placeholders.install_transformers()
             if alone:
                 placeholders.import_undistributed()
         for name in imports_of(request):

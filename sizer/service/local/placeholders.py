@@ -1,11 +1,13 @@
 """Placeholders for modules with a long import time of which eager code uses only one or two functions.
 
-| module | seconds | who imports it (torchvision 0.26, PyTorch 2.15) | |---|---|---|
-| torch._dynamo | 1.1 | torchvision/ops/roi_align.py; torch/_compile.py; torch/optim/optimizer.py; transformers/masking_utils.py
-    |
+| module | seconds | who imports it (torchvision 0.26, PyTorch 2.15) |
+|---|---|---|
+| torch._dynamo | 1.1 | torchvision/ops/roi_align.py; torch/_compile.py; torch/optim/optimizer.py; transformers/masking_utils.py |
 | torch.fx.experimental.symbolic_shapes | 0.1 | `torch._check`, and meta kernels that compare shapes |
 | sympy | 0.2 | torch/_prims_common/__init__.py, `elementwise_dtypes` |
 | scipy.optimize | 0.3 | transformers/loss/loss_for_object_detection.py, 5.24 |
+| scipy.stats | 0.5 | diffusers/schedulers, 0.42, for the schedule `beta` |
+| scipy.integrate | 0.2 | diffusers/schedulers/scheduling_lms_discrete.py, 0.42 |
 | torchvision | 0.14 | transformers/image_utils.py; losses and validators of configs read one or two of its names |
 | torch.export | 0.14 | torch/__init__.py; torch/onnx/_internal/exporter/_dynamic_shapes.py |
 | torchvision.datasets | 0.03 | torchvision/__init__.py |
@@ -15,7 +17,7 @@ A placeholder implements the functions that are used with plain numbers. Any oth
 the real module, which then replaces the placeholder.
 
 *Known limitations*: a function that was wrapped by the placeholder's `disable` is not hidden from code that is compiled later.
-For questions with compiled code the worker imports the real modules.
+For questions with compiled code the worker imports the real modules that Dynamo reads.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ from types import ModuleType
 from typing import Any, Unpack
 
 DYNAMO, SHAPES, SYMPY = "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "sympy"
-OPTIMIZE, EXPORT, DATASETS = "scipy.optimize", "torch.export", "torchvision.datasets"
+OPTIMIZE, STATS, INTEGRATE = "scipy.optimize", "scipy.stats", "scipy.integrate"
+EXPORT, DATASETS = "torch.export", "torchvision.datasets"
 _ONNX, _IMAGES = "torchvision.ops._register_onnx_ops", "transformers.image_utils"
 _TRANSFORMS, _VIDEOS = "transformers.image_transforms", "transformers.video_utils"
 _PROCESSORS = "transformers.processing_utils"
 _UTILS, _MASKS = f"{DYNAMO}.utils", f"{DYNAMO}._trace_wrapped_higher_order_op"
 _PARTS = (DYNAMO, _UTILS, _MASKS)
-_PACKAGES = (DYNAMO, SYMPY, OPTIMIZE, EXPORT, DATASETS)
+_PACKAGES = (DYNAMO, SYMPY, OPTIMIZE, STATS, INTEGRATE, EXPORT, DATASETS)
 
 
 class _Placeholder(ModuleType):
@@ -49,6 +52,15 @@ class _Placeholder(ModuleType):
         if name.startswith("__") and name.endswith("__") and name not in ("__all__", "__version__"):
             raise AttributeError(name)  # names that the import system and inspect look up, and that may be missing
         return getattr(load_real(self.__name__), name)
+
+
+class _EvalFrame:
+    """Replacement of `torch._dynamo.eval_frame`, an attribute: libraries check whether a module is one that was compiled."""
+
+    OptimizedModule = type("OptimizedModule", (), {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(load_real(DYNAMO).eval_frame, name)
 
 
 class _Loader:
@@ -88,6 +100,19 @@ def import_torch() -> None:
             importlib.import_module("torch")
 
 
+def install_unrelated() -> None:
+    """Replace modules that also a compiler does not need by placeholders, if not imported yet."""
+    _put_missing(
+        {
+            OPTIMIZE: {"linear_sum_assignment": _deferred(OPTIMIZE, "linear_sum_assignment")},
+            STATS: {},
+            INTEGRATE: {},
+            DATASETS: {},
+            _ONNX: {"_register_custom_op": lambda: None},
+        }
+    )
+
+
 def install() -> None:
     """Replace modules that are not imported yet by placeholders. PyTorch is imported here."""
     import_torch()
@@ -100,17 +125,16 @@ def install() -> None:
             "graph_break": lambda msg="": None,
             "allow_in_graph": _as_it_is,
             "assume_constant_result": _as_it_is,
+            "eval_frame": _EvalFrame(),
         },
         _UTILS: {"is_compile_supported": lambda device_type: load_real(_UTILS).is_compile_supported(device_type)},
         _MASKS: {"TransformGetItemToIndex": lambda: _load_alone(_MASKS).TransformGetItemToIndex()},
         SHAPES: {name: _of_numbers(name, function) for name, function in _SHAPE_FUNCTIONS.items()}
         | {"GuardOnDataDependentSymNode": type("GuardOnDataDependentSymNode", (RuntimeError,), {})},
         SYMPY: {"Basic": type("Basic", (), {})},
-        OPTIMIZE: {"linear_sum_assignment": _deferred(OPTIMIZE, "linear_sum_assignment")},
-        DATASETS: {},
-        _ONNX: {"_register_custom_op": lambda: None},
     }
     _put_missing(wanted)
+    install_unrelated()
     if isinstance(torch.__dict__.get("_dynamo", sys.modules[DYNAMO]), _Placeholder):
         torch._dynamo = sys.modules[DYNAMO]
         sys.modules[DYNAMO].__dict__["utils"] = sys.modules[_UTILS]

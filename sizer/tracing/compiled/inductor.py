@@ -259,6 +259,7 @@ def inductor_on(
         (compile_fx, "compile_fx_backward", backward_moved),
         (FakeTensorMode, "avoid_device_init", property(lambda self: True)),
         (triton_answers, "triton_hash_with_backend", lambda: "none"),
+        (codecache, "triton_key", lambda: "none"),  # a hash of all of Triton's files, for keys of caches, which are off
         (scheduler, "has_triton", lambda: True),
         (pad_mm, "has_triton", lambda: True),
         (pad_mm, "_should_pad", pad_by_assumption),

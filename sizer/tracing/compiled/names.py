@@ -48,6 +48,7 @@ NAMES = (
     ("torch._inductor.codecache", "PyCodeCache.load_by_key_path"),
     ("torch._inductor.codecache", "PyCodeCache.write"),
     ("torch._inductor.codecache", "get_hash"),
+    ("torch._inductor.codecache", "triton_key"),
     ("torch._inductor.compile_fx", "compile_fx_backward"),
     ("torch._inductor.compile_fx", "compile_fx_forward"),
     ("torch._inductor.compile_fx", "partition_fn"),
