@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sizer.architecture.compile_later import compiled_when_called
 from sizer.base.errors import BuildError, ConfigError, quote, suggest
 from sizer.base.versions import installed
 from sizer.catalogue.pipelines import DENOISERS
@@ -187,7 +188,8 @@ def has_guardrail(pipe: Any) -> bool:
 
 
 def _class(library: Any, name: str, what: str) -> Any:
-    kind = getattr(library, name, None)
+    with compiled_when_called():  # diffusers' quantizers import bitsandbytes
+        kind = getattr(library, name, None)
     if kind is None:
         raise BuildError(
             f"the installed {library.__name__} {installed(library.__name__)} has no such {what}",
