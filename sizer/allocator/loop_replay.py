@@ -151,7 +151,7 @@ def place(tape: Tape, pools: Pools) -> Replay:
     categories = np.frombuffer(tape.categories, np.uint8)
     order = np.asarray(tape.order, np.int64)
     changes, reserved, loops = np.zeros(len(order), np.int64), np.zeros(len(order) + 1, np.int64), []
-    level = np.zeros(len(CATEGORIES), np.int64)
+    level, summed = np.zeros(len(CATEGORIES), np.int64), 0
     failed_at, begin = None, 0
     for end, again in _stops(tape):
         reached = begin
@@ -167,14 +167,15 @@ def place(tape: Tape, pools: Pools) -> Replay:
         if reached < end:
             failed_at = reached
             break
-        events = order[begin:end]
-        level += sums_by_category(changes[begin:end], categories[np.where(events >= 0, events, ~events)])
         begin = end
         if again is None:
             if end < len(order):  # a call of empty_cache()
                 pools.started, pools.position = end, 0
                 pools.release_cached(stream_of(tape, int(order[end])))
             continue
+        events = order[summed:end]
+        level = level + sums_by_category(changes[summed:end], categories[np.where(events >= 0, events, ~events)])
+        summed = end
         step_sizes = (pools.round_up(again.sizes_at(time)) for time in range(1, again.count + 1))
         loops.append(found := runner.run(tape, again, step_sizes, level))
         if found.refused is not None:
