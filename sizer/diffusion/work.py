@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from sizer.catalogue.pipelines import CAST, DENOISERS, FRAMES, SECOND_DENOISER, 
 from sizer.diffusion.building import IMAGES, LONGEST, build_pipeline, has_guardrail, reads_images
 from sizer.diffusion.bundle import INDEX, Bundle, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, MODEL, NF4, NF4_TWICE, NONE, denoisers_of, place
+from sizer.diffusion.repeated_calls import RepeatedCalls
 from sizer.diffusion.tokens import UnknownWords
 from sizer.distributed.described_gpus import accelerator_of, devices_answer
 from sizer.report.census import Census
@@ -104,6 +105,29 @@ def trace(
         RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not support the request.
         TraceError: The call cannot be traced.
     """
+    calls: list[RepeatedCalls] = []
+    try:
+        return _trace(request, config, dtype, batch, device, gpu, block_notes, calls)
+    except TraceError:
+        if not calls or not calls[0].differ:
+            raise
+    if block_notes is not None:
+        block_notes.tensors.clear()
+        block_notes.ends.clear()
+    return _trace(request, config, dtype, batch, device, gpu, block_notes, None)
+
+
+def _trace(
+    request: Request,
+    config: dict | None,
+    dtype: str,
+    batch: int,
+    device: Device,
+    gpu: Gpu,
+    block_notes: BlockNotes | None,
+    calls: list[RepeatedCalls] | None,
+) -> Tape:
+    """Return the tape of a call. With `calls`, equal calls of modules are logged again; the list gets what repeats them."""
     bundle = bundle_of(request, config)
     recorder = Recorder(device)
     recorder.block_notes = block_notes
@@ -130,6 +154,8 @@ def trace(
             )
             host.begin()  # a checkpoint is read in its dtype; parts were made in float32 here
             parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+            if calls is not None:
+                calls.append(RepeatedCalls(pipe, recorder))
             place(
                 pipe,
                 dtype=getattr(torch, dtype),
@@ -150,6 +176,7 @@ def trace(
             _blending_twice(pipe),
             _copies_counted(pipe, host) as of_steps,
             torch.no_grad(),
+            calls[0].repeated() if calls else nullcontext(),
             _remedied(bundle, request, pipe, call, recorder),
         ):
             pipe(**call)

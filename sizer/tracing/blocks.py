@@ -74,6 +74,10 @@ class Storages:
             if tensor is not None and (message := self.overwritten.get(tensor.untyped_storage()._cdata)):
                 raise RuntimeError(message)
 
+    def forget(self, storage: torch.UntypedStorage) -> None:
+        """Forget a storage with a block that was logged as released."""
+        self._live.pop(storage._cdata, None)
+
     def leave(self, tensor: Tensor) -> None:
         """Log that a tensor's memory has left the device; the tensor itself stays alive."""
         if (entry := self._live.pop(tensor.untyped_storage()._cdata, None)) is not None:

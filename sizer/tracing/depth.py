@@ -46,6 +46,7 @@ PARTS = 3  # parts of a model that cost each trace as much as one block of the f
 FIXED = 40  # parts of a model that cost about as much as the fixed part of each trace
 TRACES = 3  # usual number: two for a line over the batch size, and one at batch 1
 _OF_LAYERS = re.compile("layer|block|ind|idx|attn|attention")  # in the names of config values that refer to layers by number
+_STATELESS = "diffusers."  # modules with classes whose objects behave alike if they have no attributes
 # Attributes of a module that no step reads: its tensors, which are compared separately, and hooks for reading or writing a state
 # dict (torch/nn/modules/module.py, 2.15).
 _UNREAD = frozenset(
@@ -464,6 +465,11 @@ def _repeated(module: nn.Module, path: str, stack: nn.Module, *, kinds: int = 0)
     return None
 
 
+def described_layers(module: nn.Module, path: str, stack: nn.Module) -> list[dict[str, Any]] | None:
+    """Return a description of each layer of a list in a module, equal for repeated layers. None if layers share parameters."""
+    return _described(module, path, stack, settings=True)
+
+
 def _described(module: nn.Module, path: str, stack: nn.Module, *, settings: bool) -> list[dict[str, Any]] | None:
     """Return a description of each layer, equal for repeated layers. None if layers share parameters.
 
@@ -534,6 +540,8 @@ def _plain(value: object, own: str) -> object:
         return type(value), *(
             (key, _told(one) if isinstance(one, torch.Tensor) else _plain(one, own)) for key, one in held
         )
+    if type(value).__module__.startswith(_STATELESS) and not vars(value):
+        return type(value)  # such as an attention processor
     return type(value), id(value)
 
 

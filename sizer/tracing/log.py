@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy, deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sizer.tape.communication import Collective
 from sizer.tape.size_queries import gather
 from sizer.tape.tape import CATEGORIES, EMPTY_CACHE, PRIVATE, Tape, blocks_alive
 
 OF_POOL = 2**20  # the number of a stream in a pool is the pool's number times this, plus its own
+
+OWN = "\0"  # stands for the path of the module whose call is a stretch of the log
 
 Mark = dict[int, int]  # by stream, the number of its recorded events that have happened when this one has
 
@@ -69,6 +71,11 @@ class StreamOrder:
         return tuple(self._after)
 
 
+def _apart(name: str, path: str) -> str:
+    """Return the path of a module, with OWN in the place of another path at its beginning."""
+    return f"{OWN}{name[len(path) :]}" if path and (name == path or name.startswith(f"{path}.")) else name
+
+
 def _merge(mark: Mark, other: Mark) -> None:
     for stream, number in other.items():
         mark[stream] = max(mark.get(stream, 0), number)
@@ -91,6 +98,21 @@ class DeferredSize(int):
         made = super().__new__(cls, modelled)
         made.kind, made.words, made.numbers = kind, words, numbers
         return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """What one call added to a log: its blocks are numbered from 0 on, followed by earlier blocks that were passed to the call.
+
+    `asked` has the size queries of some blocks.
+    """
+
+    order: list[int]
+    sizes: list[int]
+    categories: list[int]
+    ops: list[int]
+    modules: list[str]
+    asked: list[tuple[int, tuple[str, tuple[str, ...], tuple[int, ...]]]]
 
 
 class BlockLog:
@@ -173,6 +195,55 @@ class BlockLog:
         """Make a block's bytes a size query, which replaces an earlier one."""
         self._asked.pop(block, None)
         self._asked[block] = (size.kind, size.words, size.numbers)
+
+    def position(self) -> tuple[int, int, tuple[int, ...]]:
+        """Return the number of events and of blocks until now, and what else a `Stretch` must leave as it is."""
+        others = len(self.marks), len(self.settled), len(self.awaited), self.stream, len(self.pools)
+        return len(self.order), len(self.sizes), others
+
+    def stretch(self, since: tuple[int, int, tuple[int, ...]], path: str, passed: Sequence[int | None]) -> Stretch | None:
+        """Return what was logged since a position by a call of the module with this path, to which blocks were `passed`.
+
+        None if it cannot be repeated: it releases other earlier blocks, marks a phase, or uses several streams.
+        """
+        events, first, others = since
+        added, asked = self.order[events:], list[tuple[int, tuple[str, tuple[str, ...], tuple[int, ...]]]]()
+        earlier = {~event for event in added if 0 <= ~event < first}
+        if self.position()[2] != others or any(self.streams[first:]) or not earlier <= {*passed}:
+            return None
+        blocks = len(self.sizes) - first
+        numbers = {block: blocks + passed.index(block) for block in earlier}
+        names = tuple(self._module_names)
+        for block in reversed(self._asked):
+            if block < first:
+                break
+            asked.append((block - first, self._asked[block]))
+        return Stretch(
+            order=[event - first if event >= 0 else ~numbers.get(~event, ~event - first) for event in added],
+            sizes=self.sizes[first:],
+            categories=self.categories[first:],
+            ops=self.ops[first:],
+            modules=[_apart(names[number], path) for number in self.modules[first:]],
+            asked=asked[::-1],
+        )
+
+    def repeat(self, stretch: Stretch, path: str, passed: Sequence[int | None]) -> int:
+        """Log a stretch again, as a call of the module with this path. Return the number of its first block."""
+        first, names = len(self.sizes), self._module_names
+        modules = {
+            name: names.setdefault(name.replace(OWN, path, 1) if name.startswith(OWN) else name, len(names))
+            for name in dict.fromkeys(stretch.modules)
+        }
+        blocks = [*range(first, first + len(stretch.sizes)), *passed]
+        self.order += [blocks[event] if event >= 0 else ~blocks[~event] for event in stretch.order]
+        self.sizes += stretch.sizes
+        self.categories += stretch.categories
+        self.ops += stretch.ops
+        self.modules += [modules[name] for name in stretch.modules]
+        self.streams += [0] * len(stretch.sizes)
+        for block, asked in stretch.asked:
+            self._asked[first + block] = asked
+        return first
 
     def release(self, block: int) -> None:
         """Note that the block is free from here on."""

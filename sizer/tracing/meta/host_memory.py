@@ -166,6 +166,22 @@ class HostMemory:
         """Start the peak at the current bytes."""
         self.peak_bytes = self._held_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes that are held now."""
+        return self._held_bytes
+
+    @contextmanager
+    def peak_apart(self) -> Iterator[list[int]]:
+        """Yield a list that has one item when the context has ended: the most bytes held within it, in addition."""
+        before, held, found = self.peak_bytes, self._held_bytes, list[int]()
+        self.begin()
+        try:
+            yield found
+        finally:
+            found.append(self.peak_bytes - held)
+            self.peak_bytes = max(before, self.peak_bytes)
+
     def bring(self, tensors: Iterable[Tensor]) -> None:
         """Replace the data of host tensors by copies on the device."""
         for tensor in tensors:

@@ -158,6 +158,11 @@ class KnownValues:
         twin = self._twins.get(tensor.untyped_storage()._cdata)
         return twin[0].view(layout_of(tensor)) if twin is not None else None
 
+    def twin_of(self, tensor: Tensor) -> Twin | None:
+        """Return the twin of a meta tensor's storage, or None if its values are unknown."""
+        entry = self._twins.get(tensor.untyped_storage()._cdata)
+        return entry[0] if entry is not None else None
+
     def remember(self, tensor: Tensor, real: Tensor) -> None:
         """Note that the meta tensor, which owns its whole storage, has the values of `real` (same shape and dtype)."""
         storage = tensor.untyped_storage()
