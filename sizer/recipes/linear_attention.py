@@ -16,7 +16,7 @@ import os
 import sys
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec, module_from_spec
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from unittest import mock
 
 from torch import nn
 
+from sizer.architecture.compile_later import compiled_when_called
 from sizer.base.errors import BuildError, RequestError
 from sizer.catalogue.linear_attention import MODULE, NEEDED, PACKAGE
 
@@ -103,7 +104,8 @@ def _chosen(function: FunctionType, *, by_package: bool) -> FunctionType:
     from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 
     facts = _facts_of(function)
-    with nullcontext() if by_package else kernel_packages_hidden(), warnings.catch_warnings(action="ignore"):
+    packages = compiled_when_called() if by_package else kernel_packages_hidden()
+    with packages, warnings.catch_warnings(action="ignore"):
         if by_package:
             with suppress(Exception):  # transformers takes any for a missing package
                 _import_families_later()
