@@ -28,7 +28,7 @@ from sizer.base.errors import TraceError
 from sizer.tape.tape import Tensor as NotedTensor
 from sizer.tracing.depth import described_layers
 from sizer.tracing.log import Stretch
-from sizer.tracing.recorder import Recorder
+from sizer.tracing.recorder import LAYER, Recorder
 from sizer.tracing.values.known import is_meta
 
 _CODERS = ("encoder", "decoder")  # of a VAE, which calls them for each tile
@@ -92,16 +92,18 @@ class RepeatedCalls:
 
     def _find(self, part: nn.Module, numbers: Iterator[int]) -> None:
         """Find lists of layers in a part, and the coders of a VAE. Call it before the pipeline is placed: hooks differ."""
-        kinds: list[tuple[dict[str, Any], int]] = []
+        kinds: dict[str, list[tuple[dict[str, Any], int]]] = {}
         for path, stack in part.named_modules():
-            if isinstance(stack, nn.ModuleList) and len(stack) > 1:
-                if min(sum(1 for _ in layer.modules()) for layer in stack) < _FEWEST_PARTS:
-                    continue
-                for layer, facts in zip(stack, described_layers(part, path, stack) or [], strict=False):
-                    number = next((number for other, number in kinds if other == facts), None)
-                    if number is None:
-                        kinds.append((facts, number := next(numbers)))
-                    self._modules.append((layer, number))
+            if not isinstance(stack, nn.ModuleList) or len(stack) < 2 or None in stack._modules.values():
+                continue
+            if min(sum(1 for _ in layer.modules()) for layer in stack) < _FEWEST_PARTS:
+                continue
+            alike = kinds.setdefault(LAYER.sub(".*", path), [])  # notes of a trace have such a path
+            for layer, facts in zip(stack, described_layers(part, path, stack) or [], strict=False):
+                number = next((number for other, number in alike if other == facts), None)
+                if number is None:
+                    alike.append((facts, number := next(numbers)))
+                self._modules.append((layer, number))
         coders = (getattr(part, name, None) for name in _CODERS)
         self._modules += ((coder, next(numbers)) for coder in coders if isinstance(coder, nn.Module))
 

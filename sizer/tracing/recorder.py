@@ -56,7 +56,7 @@ _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}  # bet
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
 _RESIZING = {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default}
 _VIEWS = {torch.ops.aten._unsafe_view.default}  # not views by their schemas
-_LAYER = re.compile(r"\.\d+(?=\.|$)")
+LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,7 +392,7 @@ class Recorder(TorchDispatchMode):
 
     def stand_in(self, text: str) -> None:
         """Note an assumption about an unknown value, with the module that used it; the layers of a stack count as one."""
-        where = _LAYER.sub(".*", self.paths.current())
+        where = LAYER.sub(".*", self.paths.current())
         self.notes.setdefault(f"{text} (in {where})" if where else text)
 
     def run_kernel(self, func: Any, args: tuple, kwargs: dict) -> Any:

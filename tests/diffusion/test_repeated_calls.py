@@ -31,13 +31,16 @@ CASES = {
     "blocks": ("flux.1-dev", "&image=128&offload=group-block:2"),
     "nf4": ("flux.1-dev", "&image=128&weights=nf4"),
     "cache": ("cogvideox-2b", "&frames=17&vae=tiling"),
+    "notes": ("sd1.5", "&image=128&offload=group-leaf"),  # on values that equal layers of different lists read
+    "gaps": ("mochi", "&frames=7&image=128x128"),  # in a list of layers
 }
 
 
 def query_of(name: str, asked: str) -> str:
-    """Return the query of a preset's files with six layers of its transformer."""
+    """Return the query of a preset's files, with six layers of its transformer if it has one."""
     files = files_of(name)
-    files["transformer/config.json"]["num_layers"] = 6
+    if "transformer/config.json" in files:
+        files["transformer/config.json"]["num_layers"] = 6
     return f"arch=config:{encode_config(json.dumps(files))}&gpu={GPU}{asked}"
 
 
