@@ -35,6 +35,7 @@ PROFILE, COMPUTE = "profile run", "compute buffer"
 BAR = {
     "weights": "#0B63A8",
     "LoRA adapters": "#66A9D9",
+    "draft": "#C51B7D",
     **dict.fromkeys((PROFILE, COMPUTE), "#E08214"),
     "outside PyTorch": "#7F7F7F",
     "CUDA graphs": "#8073AC",

@@ -9,12 +9,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.serving import ENGINES
 from sizer.query.request import Request
 from sizer.query.text import format_query, parse_query
 from sizer.report.report import Report
 from sizer.report.served import Served
 from sizer.serving.answer import answer_vllm
-from sizer.ui.server_view import PREFIX, budget_parts
+from sizer.ui.server_view import PREFIX, budget_chart, budget_parts
 from tests.serving.models import decoder, flags, profiler
 from tests.ui.clients import ScriptedClient
 from tests.ui.conftest import install, markup, texts
@@ -68,6 +69,15 @@ def test_a_link_opens_with_requests_at_once(client, open_page):
 def test_the_parts_of_the_bar_are_the_budget(client):
     served = served_for(parse_query("arch=hf:qwen3-8b&mode=serve&gpu=rtx-4090"))
     assert sum(budget_parts(served).values()) == served.budget_bytes
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_part_of_the_bar_has_a_colour(client, engine: str):
+    served = served_for(parse_query("arch=hf:qwen3-8b&mode=serve&gpu=rtx-4090"))
+    parts = [name for name in Served.__dataclass_fields__ if name.endswith("_bytes")]
+    whole = replace(served, engine=engine, graphs_in_budget=True, **dict.fromkeys(parts, 2**30))
+    assert len(budget_parts(whole)) == 7  # with adapters, a draft and graphs
+    assert budget_chart(whole)
 
 
 def test_the_form_asks_for_a_server(client, open_page):
