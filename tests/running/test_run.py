@@ -201,7 +201,7 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
         "operators.py",
         *(
             pytest.param(script, marks=pytest.mark.exhaustive)
-            for script in ("functional.py", "folds.py", "speech.py", "masks.py", "typed.py", "recurrent.py")
+            for script in ("functional.py", "folds.py", "detector.py", "speech.py", "masks.py", "typed.py", "recurrent.py")
         ),
     ],
 )
