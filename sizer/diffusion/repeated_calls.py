@@ -53,7 +53,7 @@ class _Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """What one call did: its stretch of the log, its results, and bytes on the host."""
+    """Record of one call: its stretch of the log, its results, and bytes on the host."""
 
     stretch: Stretch
     results: list[_Result | Any]

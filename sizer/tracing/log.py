@@ -102,7 +102,7 @@ class DeferredSize(int):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """What one call added to a log: its blocks are numbered from 0 on, followed by earlier blocks that were passed to the call.
+    """Additions of one call to a log. Its blocks are numbered from 0 on, followed by earlier blocks that were passed to the call.
 
     `asked` has the size queries of some blocks.
     """

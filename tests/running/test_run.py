@@ -85,7 +85,7 @@ def test_an_error_of_the_script_keeps_its_traceback_and_is_1(dry_run: DryRunner)
     assert done.status == 1
     assert 'failing.py", line 9, in <module>' in done.stderr and "ValueError: an error of the script" in done.stderr
     assert (done.json["script_status"], done.json["steps"]) == ("failed", 1)
-    assert done.json["fits_on"] == [] and "It fits" not in done.stdout  # nobody knows what the rest of the script takes
+    assert done.json["fits_on"] == [] and "It fits" not in done.stdout  # the rest of the script did not run
 
 
 @pytest.mark.exhaustive
