@@ -61,9 +61,9 @@ class Tower:
     patch_elements: int
     hidden: int
     width: int
-    gated: bool
-    interpolates: bool
     outputs: int
+    gated: bool = False
+    interpolates: bool = False
     rotates: bool = True
     as_floats: bool = False
     held: int = 0
