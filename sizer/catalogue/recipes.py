@@ -36,8 +36,12 @@ MIN_GROUP, MAX_GROUP = 2, 1024
 # `no_sync`, so that gradients stay unsharded until the last pass; or one backward pass of the summed losses.
 EACH, NO_SYNC, SUMMED = ACCUMULATES = ("each", "no_sync", "summed")
 CACHED = 32  # texts of a mini-batch of sentence-transformers' cached loss
-# First words of notes on Triton kernels that a trace has launched: their memory and that of their autotuning.
-HOLDS, TUNES = OF_KERNELS = ("memory that Triton kernels hold", "the buffers in which Triton autotunes kernels")
+# First words of notes on kernels: memory of launched Triton kernels, of their autotuning, and of custom operators.
+HOLDS, TUNES, INSIDE = OF_KERNELS = (
+    "memory that Triton kernels hold",
+    "the buffers in which Triton autotunes kernels",
+    "memory inside the kernel of a custom operator",
+)
 MAX_CHUNKS, MAX_EVALUATED, MAX_CACHED = 4096, 65_536, 65_536
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchvision.ops import deform_conv2d, nms
 
 import sizer
+from sizer.catalogue.recipes import INSIDE
 
 HALF = torch.bfloat16
 LAST = torch.channels_last
@@ -337,3 +338,12 @@ def test_resampling_holds_its_result_alone_in_inference_mode(mode: str):
             return F.interpolate(x, scale_factor=2.0, mode=mode)
 
     assert traced(planes, resample)[0] == 2 * 64 * 64 * 64 * 2  # the result [2, 64, 64, 64] in bfloat16: one kernel
+
+
+def test_a_custom_operator_that_runs_its_fake_kernel_is_named():
+    def setup():
+        x = torch.empty(64, 64, device="cuda")
+        return lambda: launch(x)
+
+    uncounted = sizer.size_step(setup, gpu="a100-80gb").uncounted
+    assert [text for text in uncounted if text.startswith(INSIDE)] == [f"{INSIDE}: sizer_tests::launch"]

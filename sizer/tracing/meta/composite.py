@@ -18,6 +18,7 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
+from sizer.catalogue.recipes import INSIDE
 from sizer.tracing.device import Device
 from sizer.tracing.meta.memo import makes_tensors
 from sizer.tracing.values.handler import Handler, HandlerContext
@@ -155,7 +156,8 @@ def python_kernel(func: Any, kind: str, known: Container[Any]) -> Handler | None
     """Return a handler that runs the Python kernel of a `torch.library.custom_op` operator; None for others, and the `known`.
 
     On meta such an operator runs its fake kernel, which makes only the results. On the first call the kernel is tried on copies
-    of the arguments, unlogged. If it cannot run on meta (for instance because it reads values), the fake kernel is used.
+    of the arguments, unlogged. If it cannot run on meta (for instance because it reads values), the fake kernel
+    is used, and a note says so.
     """
     definition = OPDEFS.get(func._schema.name) if isinstance(func, torch._ops.OpOverload) else None
     if definition is None or str(func) in known:
@@ -167,6 +169,7 @@ def python_kernel(func: Any, kind: str, known: Container[Any]) -> Handler | None
         if not runs:
             runs.append(function is not None and _runs_on_meta(function, recorder, args, kwargs))
         if not runs[0]:
+            recorder.notes.setdefault(f"{INSIDE}: {func._schema.name}")
             return NotImplemented
         with recorder:
             return in_callbacks(function)(*args, **kwargs)

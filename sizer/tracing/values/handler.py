@@ -25,6 +25,7 @@ class HandlerContext(AbstractContextManager, Protocol):
     taken_apart: Any  # the latest operator over a tensor subclass, which runs other operators on its inner tensors
     unawaited: dict[int, tuple[Tensor, ...]]  # by the storage of a collective's result: tensors held until the wait
     barriers: dict[str, Tensor]  # by the name of a group: the buffer of its barriers
+    notes: dict[str, None]  # what the answer says of the trace
     sees_inputs: bool  # whether arguments of operators are watched too: host tensors, or streams
     engine_use_count: int  # the use count of a gradient held only by autograd's engine
 
