@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from sizer.base.errors import Refusal, RequestError
@@ -16,7 +15,7 @@ from sizer.decision.cells import CANNOT, check_request, why
 from sizer.estimating.server_report import Planner
 from sizer.estimating.store import ResultStore
 from sizer.query.request import Request, gpu_of
-from sizer.query.text import format_query, parse_query
+from sizer.query.text import format_query, join_query, parse_query, split_query
 from sizer.report.decision import (
     DeviceReport,
     DeviceRow,
@@ -169,8 +168,7 @@ def served_levers(
 
 
 def _lever_row(lever: Lever, query: str) -> LeverRow:
-    changed = [item.partition("=")[::2] for item in chain(query.split("&"), lever.query.split("&"))]
-    asked = format_query(parse_query("&".join(f"{key}={value}" for key, value in dict(changed).items())))
+    asked = format_query(parse_query(join_query(split_query(query) | split_query(lever.query))))
     return LeverRow(key=lever.query, title=lever.flags, cost=lever.note, code=lever.flags, query=asked, serve=lever)
 
 

@@ -31,6 +31,7 @@ USUAL_PROMPTS = (1, 2, 4, 8)  # of groups of completions
 USUAL_MICROBATCHES = 4  # for each stage of a pipeline; every microbatch is traced
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
 MAX_KEYS = 96
+UNESCAPED = "/:@,"  # characters that a query string may hold and that values often have
 KEYS_ALLOWED = "a key that `python -m sizer --help` describes"
 # Fields that only the call of a diffusion pipeline has: with one of them a repository of the hub is read as a pipeline.
 _OF_CALLS = frozenset(("offloading", "stream", "part_weights", "frames", "vae", "guidance", "output", "without", "cached"))
@@ -100,6 +101,16 @@ def _usual_batches(request: Request) -> tuple[int, ...]:
     return usual or DEFAULT_BATCHES
 
 
+def split_query(query: str) -> dict[str, str]:
+    """Return the keys and decoded values of a query string. Raises no error for unknown keys; the last of repeated keys counts."""
+    return dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True))
+
+
+def join_query(items: Mapping[str, str]) -> str:
+    """Return keys and values as a query string that `split_query` reads."""
+    return "&".join(f"{key}={percent_encode(value, safe=UNESCAPED)}" for key, value in items.items())
+
+
 def complete_query(request: Request) -> str:
     """Return the canonical query string with every key that applies. Raises ConfigError if the config is too large for a link."""
     query = format_query(request, complete=True)
@@ -118,12 +129,12 @@ def format_query(request: Request, *, complete: bool = False) -> str:
 
     With `complete`, write every key that applies and has a value, defaults included. None ("the model's default") has no text.
     """
-    parts = []
+    values = {}
     for name, key in KEYS.items():
         value = key.write(request)
         if value is not None and (not key.needs(request) if complete else not key.is_default(request)):
-            parts.append(f"{name}={percent_encode(value, safe='/:@,')}")
-    return "&".join(parts)
+            values[name] = value
+    return join_query(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +236,8 @@ def with_keys(text: str, values: Mapping[str, object]) -> str:
         text: A query, a link, or the name of an architecture.
         values: Key to value. True and False are 1 and 0, a sequence is a comma list, and None leaves the key out.
     """
-    items = (f"{key}={percent_encode(_as_text(value), safe='')}" for key, value in values.items() if value is not None)
-    return "&".join(filter(None, (as_query(text), *items)))
+    items = join_query({key: _as_text(value) for key, value in values.items() if value is not None})
+    return "&".join(filter(None, (as_query(text), items)))
 
 
 def as_pipeline(text: str) -> str:
@@ -285,8 +296,8 @@ def with_value(request: Request, key: str, value: str) -> Request:
     If the new question lacks the dtype of the focus, the focus moves to the first dtype. If it lacks the batch size, the focus
     moves to the last one.
     """
-    items = dict(parse_qsl(format_query(replace(request, focus=None)))) | {key: value.strip()}
-    changed = parse_query("&".join(f"{name}={percent_encode(text, safe='')}" for name, text in items.items() if text))
+    items = split_query(format_query(replace(request, focus=None))) | {key: value.strip()}
+    changed = parse_query(join_query({name: text for name, text in items.items() if text}))
     if request.focus is None or key == "focus":
         return changed
     dtype, batch = request.focus
@@ -302,7 +313,7 @@ def key_differences(requests: Sequence[Request]) -> tuple[dict[str, tuple[str, .
     they change nothing in any.
     """
     unused = set.intersection(*(set(MODES[request.mode].unused) for request in requests))
-    values = [dict(parse_qsl(format_query(request, complete=True))) for request in requests]
+    values = [split_query(format_query(request, complete=True)) for request in requests]
     differs, same = {}, {}
     for key in query_keys():
         values_of_key = tuple(given.get(key.name, key.default) for given in values)

@@ -181,7 +181,7 @@ def _show_files(requests: Requests, found: SideBySide) -> None:
     asked = list(requests.values())
     offer_download("These figures (CSV)", found.to_csv, f"{file_stem(asked)}.csv", "text/csv")
     compare_questions.offer_copy(asked)
-    with st.expander("Copy link"):
+    with st.expander("Link and command"):
         compare_questions.show_link(asked)
 
 

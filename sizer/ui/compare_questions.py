@@ -17,9 +17,11 @@ from sizer.query.text import (
     as_query,
     changeable_keys,
     format_query,
+    join_query,
     parse_query,
     query_keys,
     read_question,
+    split_query,
     with_value,
 )
 from sizer.ui.links import LONGEST_ADDRESS, address_of, offer_link
@@ -129,10 +131,9 @@ def with_variant(request: Request, variant: Variant) -> Request | None:
     if changes.keys() & {*mode.unused} or ("train" in changes and not mode.trains):
         return None  # such keys change nothing there
     left = {"focus", *changes} if "dtype" in changes else set(changes)
-    items = [item for item in format_query(request).split("&") if item.partition("=")[0] not in left]
-    items += [f"{key}={value}" for key, value in changes.items()]
+    kept = {key: value for key, value in split_query(format_query(request)).items() if key not in left}
     try:
-        changed = parse_query("&".join(items))
+        changed = parse_query(join_query(kept | changes))
     except RequestError:
         return None
     return None if format_query(changed) == format_query(request) else changed

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from urllib.parse import quote
 
 import streamlit as st
 
@@ -27,7 +26,7 @@ from sizer.catalogue.sources import SOURCES, Source
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
-from sizer.query.text import format_query, parse_query
+from sizer.query.text import format_query, join_query, parse_query, split_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
 from sizer.ui import defaults, fields, server_view
 from sizer.ui.fields import OPTIONS, Places, device_title
@@ -47,7 +46,7 @@ def fill(request: Request) -> None:
     state = st.session_state
     state["source"] = request.source
     state[f"{request.source}_name"] = _name(request)
-    texts = dict(item.split("=", 1) for item in format_query(request, complete=True).split("&"))
+    texts = split_query(format_query(request, complete=True))
     state["mode"], state["dtype"] = task_of(request.mode, request.train), list(request.dtypes)
     state["batch"] = defaults.batch_text(request.batches)
     state["seq"], state["image"] = texts.get("seq", ""), texts.get("image", "")
@@ -150,7 +149,7 @@ def _arch(source: Source, name: str) -> str:
 
 def _parse(items: dict[str, str]) -> Request:
     given = {key: value for key, value in items.items() if value or key in NEVER_EMPTY}
-    return parse_query("&".join(f"{key}={quote(value, safe='')}" for key, value in given.items()))
+    return parse_query(join_query(given))
 
 
 def _ask_plain(source: Source, request: Request, places: Places) -> dict[str, str]:

@@ -6,7 +6,7 @@ import functools
 import shlex
 from dataclasses import dataclass
 from html import escape
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
@@ -17,12 +17,12 @@ from sizer.catalogue.modes import TASKS, task_of
 from sizer.catalogue.sources import SOURCES
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
-from sizer.query.text import format_query, parse_query
+from sizer.query.text import format_query, parse_query, split_query
 from sizer.report.table import write_csv
 from sizer.ui import defaults
 
-COPY_KEY = "copy_link"  # of the button
-# The script copies within the event of the click: later, a browser may refuse. Plain HTTP has no clipboard API, except on loopback.
+# The script copies the text of the pressed button's mark. A text that begins with "?" is a query of the current page. It copies
+# within the event of the click: later, a browser may refuse. Plain HTTP has no clipboard API, except on loopback.
 # The script policy (sizer/ui/surface.py) allows this text by its hash.
 COPY = """(() => {
   if (window.sizerCopies) return;
@@ -37,16 +37,17 @@ COPY = """(() => {
     if (!done) throw new Error("refused");
   };
   document.addEventListener("click", async event => {
-    const button = event.target.closest(".st-key-copy_link button");
+    const button = event.target.closest("[class*=st-key-copy_] button");
     if (!button) return;
-    const link = document.querySelector("[data-sizer-link]");
-    const said = document.querySelector("[data-sizer-said]");
-    const text = location.origin + location.pathname + "?" + link.dataset.sizerLink;
+    const key = button.closest("[class*=st-key-copy_]").className.match(/st-key-(copy_[a-z]+)/)[1];
+    const said = document.querySelector(`[data-sizer-copies=${key}]`);
+    let text = said.dataset.sizerText;
+    if (text.startsWith("?")) text = location.origin + location.pathname + text;
     try {
       await (navigator.clipboard ? navigator.clipboard.writeText(text) : old(text));
-      said.textContent = "Link copied.";
+      said.textContent = "Copied.";
     } catch {
-      said.textContent = "The browser refused: copy the link from the tab below.";
+      said.textContent = said.dataset.sizerRefused;
     }
     setTimeout(() => { said.textContent = ""; }, 5000);
   });
@@ -55,11 +56,15 @@ COPY = """(() => {
 
 def offer_link(query: str) -> None:
     """Show the button that copies the link of this page with a query; no button if the query is empty."""
-    if not query:
-        return
-    st.button("Copy the link", key=COPY_KEY, icon=":material/link:", type="tertiary")
-    words = f'<span hidden data-sizer-link="{escape(query)}"></span><span role="status" data-sizer-said="1"></span>'
-    st.html(f"{words}<script>{COPY}</script>", unsafe_allow_javascript=True, width="content")
+    if query:
+        offer_text("Copy the link", "copy_link", f"?{query}", ":material/link:", "The browser refused: open “Link and command”.")
+
+
+def offer_text(label: str, key: str, text: str, icon: str, refused: str) -> None:
+    """Show a button that copies a text, with a key such as "copy_link". `refused` is said if the browser does not allow it."""
+    st.button(label, key=key, icon=icon, type="tertiary")
+    words = f'data-sizer-copies="{key}" data-sizer-text="{escape(text)}" data-sizer-refused="{escape(refused)}"'
+    st.html(f'<span role="status" {words}></span><script>{COPY}</script>', unsafe_allow_javascript=True, width="content")
 
 
 # -------------------------------------------------------------------------------------------------------- links of rows
@@ -251,4 +256,4 @@ def show_estimate_link(query: str) -> None:
 def address_of(request: Request) -> dict[str, str] | None:
     """Return the request as keys and values of an address; None if its config is too long."""
     query = format_query(request)
-    return dict(parse_qsl(query)) if len(query) <= LONGEST_ADDRESS else None
+    return split_query(query) if len(query) <= LONGEST_ADDRESS else None

@@ -12,7 +12,7 @@ from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Question
 from sizer.pasted.reading import read_question
 from sizer.pasted.snapshot import SnapshotReport
-from sizer.query.text import parse_query
+from sizer.query.text import join_query, parse_query, split_query
 from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.serving.launch import with_command
@@ -106,7 +106,7 @@ def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
 def address_of_server(log: StartupLog, now: dict[str, str]) -> dict[str, str]:
     """Return the address of a server with a log's flags and model, on the log's device if it names one."""
     arch = log.arch or now.get("arch", links.DEFAULT_ARCH.partition("=")[2])
-    read = dict(item.split("=", 1) for item in log.query().split("&"))
+    read = split_query(log.query())
     gpu = log.gpu or now.get("gpu")
     return {"arch": arch} | ({} if gpu is None else {"gpu": gpu}) | read
 
@@ -178,9 +178,9 @@ def _show_startup(found: StartupLog, report: Report | None) -> None:
 
 def _asks(query: str, log: StartupLog) -> bool:
     """Return True if a question is the question of a log, for its model and device."""
-    address = address_of_server(log, dict(item.split("=", 1) for item in query.split("&")))
+    address = address_of_server(log, split_query(query))
     try:
-        return parse_query(query) == parse_query("&".join(f"{key}={value}" for key, value in address.items()))
+        return parse_query(query) == parse_query(join_query(address))
     except RequestError:  # such as a version without rules
         return False
 

@@ -20,6 +20,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
+from sizer.query.text import split_query
 from sizer.ui import fields, server_view
 from sizer.ui.styling import WIDE
 
@@ -74,7 +75,7 @@ def show_examples() -> None:
 
 def open_query(query: str) -> None:
     """Write a query into the address. The next run reads it."""
-    st.query_params.from_dict(dict(item.split("=", 1) for item in query.split("&")))
+    st.query_params.from_dict(split_query(query))
 
 
 def show_question(request: Request, *, for_device: bool = True) -> None:

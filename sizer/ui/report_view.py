@@ -156,7 +156,7 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
         "Tensors": partial(report_tables.show_tensors, report.model),
         "Not counted": partial(remarks.show_remarks, report),
         "How this was computed": partial(show_explanation, report),
-        "Copy link": partial(show_link, request),
+        "Link and command": partial(show_link, request),
     }
     if focus:
         show_tabs(details, key=DETAILS)

@@ -12,7 +12,7 @@ from sizer.catalogue.serving import APIS, ENGINES, SAMPLERS, SWITCHES
 from sizer.catalogue.sources import Source
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
-from sizer.query.text import format_query, parse_query
+from sizer.query.text import format_query, join_query, parse_query, split_query
 from sizer.report.fit import Verdict
 from sizer.report.report import Report
 from sizer.report.served import Served, ServedFigures, Starts
@@ -22,7 +22,7 @@ from sizer.ui.charts import draw
 from sizer.ui.focus import title_formatter
 from sizer.ui.form_model import KEEP
 from sizer.ui.frame import show_tabs
-from sizer.ui.links import show_link
+from sizer.ui.links import offer_text, show_link
 from sizer.ui.remarks import show_remarks, show_uncounted
 from sizer.ui.styling import GIBIBYTES, MARKS
 from sizer.ui.vega import Spec, nominal, quantitative
@@ -83,7 +83,7 @@ RANKS = {
 
 def fill(request: Request) -> None:
     """Set the server's fields to a request's values. Call it before `ask`."""
-    texts = dict(item.split("=", 1) for item in format_query(request).split("&"))
+    texts = split_query(format_query(request))
     state = st.session_state
     for key in (*FLAGS, *RANKS):
         state[PREFIX + key] = texts.get(key, "")
@@ -203,8 +203,11 @@ def _show_command(command: str) -> None:
     `st.code` loads the highlighter of all languages, which holds a browser up for 0.7 s before it draws the answer (1.67).
     """
     with st.container(border=True, key=COMMAND):
-        st.html(f"<style>.st-key-{COMMAND} * {{ font-family: monospace; user-select: all }}</style>")
+        st.html(f"<style>.st-key-{COMMAND} [data-testid=stText] {{ font-family: monospace; user-select: all }}</style>")
         st.text(command)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            refused = "The browser refused: a click selects the command."
+            offer_text("Copy the command", "copy_command", command, ":material/content_copy:", refused)
 
 
 def marked_server(served: Served | ServedFigures) -> str:
@@ -220,7 +223,7 @@ def show_details(request: Request, report: Report, served: Served) -> None:
             "What to change": lambda: _show_levers(request, served),
             "Flags": lambda: _show_flags(served),
             "Not counted": lambda: show_remarks(report),
-            "Copy link": lambda: show_link(request),
+            "Link and command": lambda: show_link(request),
         },
         key="details_of_server",
         default="Contexts" if served.starts is not False else "What to change",
@@ -284,10 +287,8 @@ def _show_levers(request: Request, served: Served) -> None:
 
 def _apply(request: Request, changes: str) -> None:
     """Write the question with changed keys into the address."""
-    items = dict(item.split("=", 1) for item in format_query(request).split("&"))
-    items |= dict(item.split("=", 1) for item in changes.split("&"))
-    asked = parse_query("&".join(f"{key}={value}" for key, value in items.items()))
-    st.query_params.from_dict(dict(item.split("=", 1) for item in format_query(asked).split("&")))
+    asked = parse_query(join_query(split_query(format_query(request)) | split_query(changes)))
+    st.query_params.from_dict(split_query(format_query(asked)))
 
 
 def _show_flags(served: Served) -> None:
@@ -306,6 +307,6 @@ def offer_server(request: Request) -> None:
 def _open_server(request: Request) -> None:
     """Write the same model on a server into the address: the batch becomes requests, prompt and new tokens their length."""
     tokens = (request.sequence_length or 0) + request.new
-    arch = next(item for item in format_query(request).split("&") if item.startswith("arch="))
-    query = f"{arch}&mode=serve&gpu={request.gpu}&want={max(request.batches)}x{tokens}"
-    st.query_params.from_dict(dict(item.split("=", 1) for item in query.split("&")))
+    arch = split_query(format_query(request))["arch"]
+    want = f"{max(request.batches)}x{tokens}"
+    st.query_params.from_dict({"arch": arch, "mode": "serve", "gpu": request.gpu, "want": want})

@@ -66,7 +66,7 @@ def cells_of(grid: Locator) -> list[list[str]]:
 
 def copied_link(page: Page) -> str:
     """The link that the page offers to copy."""
-    tab = page.get_by_role("tab", name="Copy link")
+    tab = page.get_by_role("tab", name="Link and command")
     expect(tab).to_have_count(1)  # two, while tabs are drawn anew
     tab.click()
     return page.get_by_test_id("stCode").filter(has_text="http").inner_text().strip()

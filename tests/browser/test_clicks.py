@@ -90,7 +90,7 @@ def copied(page: Page) -> dict[str, list[str]]:
     """Press the button that copies, wait for its confirmation, and return the keys and values of what the clipboard holds."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy the link").click()
-    expect(page.get_by_role("status").filter(has_text="Link copied.")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="Copied.")).to_be_visible()
     text = page.evaluate("navigator.clipboard.readText()")
     assert text.split("?")[0].rstrip("/") == page.url.split("?")[0].rstrip("/")
     return parse_qs(urlsplit(text).query)
@@ -104,3 +104,13 @@ def test_one_click_copies_the_complete_link(page: Page, app_url: str) -> None:
     page.get_by_text("Inference", exact=True).first.click()
     headline(page, "Inference with resnet18")
     assert copied(page)["mode"] == ["inference"]
+
+
+def test_one_click_copies_the_command_of_a_server(page: Page, app_url: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{app_url}/?arch=hf:qwen3-8b&mode=serve&gpu=h100-80gb")
+    page.get_by_role("button", name="Copy the command").click(timeout=ANSWER_MS)
+    expect(page.get_by_role("status").filter(has_text="Copied.")).to_be_visible()
+    command = page.evaluate("navigator.clipboard.readText()")
+    assert command.startswith("vllm serve Qwen/Qwen3-8B ")
+    expect(page.get_by_text(command, exact=True)).to_be_visible()

@@ -62,7 +62,7 @@ def test_one_thing_changed_beside_it(page: Page, context: BrowserContext, app_ur
     assert arrival.value.suggested_filename == "sizer-compare-resnet18-by-checkpointing.csv"
     told = list(csv.DictReader(io.StringIO(arrival.value.path().read_text("utf-8-sig"))))
     assert [row["query"] for row in told] == [FOCUSED, CHECKPOINTED]
-    page.get_by_text("Copy link", exact=True).click()
+    page.get_by_text("Link and command", exact=True).click()
     link = page.get_by_test_id("stCode").filter(has_text="http").inner_text().strip()
     page.get_by_role("link", name="Size it").last.click()
     headline(page, "at batch 2 of 64 × 64 pixels in float32")

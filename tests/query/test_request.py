@@ -24,7 +24,7 @@ from sizer.catalogue.weights import WEIGHTS
 from sizer.query.hints import _SAME, _STAGES, _SWITCHES, HINTS
 from sizer.query.keys import KEYS
 from sizer.query.request import DEFAULT_BATCHES, Request, check_one_rank, gpu_of, scope_of
-from sizer.query.text import MAX_KEYS, format_query, parse_query
+from sizer.query.text import MAX_KEYS, format_query, join_query, parse_query, split_query
 from sizer.query.values import ATTENTIONS, CACHES, DTYPES
 from sizer.report.report import Report
 
@@ -389,6 +389,12 @@ def test_the_canonical_form_leaves_defaults_out_and_orders_keys():
         "gpu=h200&batch=1,2,4,8,16,32,64,128&mode=training&v=1&arch=torchvision:resnet50&checkpointing=1&dtype=float32"
     )
     assert format_query(parse_query(query)) == "arch=torchvision:resnet50&dtype=float32&checkpointing=1&gpu=h200"
+
+
+def test_values_survive_the_address():
+    items = {"arch": "hf:a/b@c", "targets": "x & y=+%20?#", "gpu": "custom:24GiB@8.9", "seq": ""}
+    assert split_query(join_query(items)) == items
+    assert split_query("?" + join_query(items)) == items
 
 
 def test_the_complete_form_writes_defaults_too():

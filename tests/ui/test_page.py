@@ -25,7 +25,7 @@ RESNET = Request(source="torchvision", name="resnet50")
 
 def link_on(page: AppTest) -> str:
     """The query of the link to copy."""
-    open_tab(page, "Copy link")
+    open_tab(page, "Link and command")
     return urlsplit(next(code.value for code in page.code if "http" in code.value or code.value.startswith("/?"))).query
 
 
@@ -551,7 +551,7 @@ def test_config_too_long_for_an_address(client, open_page):
     page.text_area(key="config_name").set_value(config).run()
     assert client.requests[-1].source == "config"
     assert not address_of(page)
-    assert any("too many for a link" in line for line in texts(open_tab(page, "Copy link")))
+    assert any("too many for a link" in line for line in texts(open_tab(page, "Link and command")))
     assert any("--config config.json" in code.value for code in page.code)
 
 
