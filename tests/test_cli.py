@@ -282,7 +282,7 @@ def test_a_command_or_code_asks_its_question(tmp_path, capsys, name, text, query
     [
         ("train.py", "import torch\nmodel = torch.nn.Linear(2, 2)\n", "sizer run -- "),
         ("server.log", "INFO 09-01 [gpu_worker.py:298] Available KV cache memory: 25.91 GiB\n", "sizer startup --log "),
-        ("notes.txt", "ollama run llama3.1", "llama.cpp"),
+        ("notes.txt", "ollama run my-own-model", "llama.cpp"),
     ],
 )
 def test_a_file_of_another_kind_says_what_to_do(run, tmp_path, name, text, todo):

@@ -9,7 +9,9 @@ from sizer.base.errors import ConfigError
 from sizer.base.pasted_text import CONFIG_CLASS, is_other_class, is_yaml, pasted_lines, relax, yaml_as_json
 from sizer.catalogue.sources import arch_of
 from sizer.pasted.question import Draft, Question
+from sizer.pasted.words import Words, find_model
 
+LONGEST = 200  # characters of a name
 _SIGNS = ("model_type", CONFIG_CLASS, "architectures", "_class_name", "n_layers")  # the last of Meta's and Mistral's params.json
 
 
@@ -22,7 +24,7 @@ def read_model(text: str) -> Question | None:
     name = text.strip().removeprefix("https://huggingface.co/")
     in_yaml = is_yaml(pasted_lines(text))
     if not in_yaml and "{" not in name and CONFIG_CLASS not in relax(text):
-        arch = arch_of(name) if len(name) <= 200 and len(name.split()) == 1 else None
+        arch = _named(name) if len(name) <= LONGEST else None
         return None if arch is None else _alone("the name of a model", {"arch": arch})
     try:
         value = json.loads(yaml_as_json(pasted_lines(text)) if in_yaml else relax(text))
@@ -36,6 +38,15 @@ def read_model(text: str) -> Question | None:
     if not any(sign in value for sign in _SIGNS):
         return None
     return _alone("a model's config.json", {"arch": f"config:{encode_config(config)}"})
+
+
+def _named(name: str) -> str | None:
+    """Return the architecture that a text names, as a repository or in the catalogue, if it names nothing else."""
+    if len(name.split()) == 1 and (arch := arch_of(name)) is not None:
+        return arch
+    words = Words(name)
+    found = find_model(words)
+    return found.means if found is not None and found.whole and len(words.text) == found.end - found.start else None
 
 
 def _alone(title: str, items: dict[str, str]) -> Question:

@@ -25,7 +25,7 @@ def read_question(text: str, gpu: str | None) -> Question:
         return read_config(text, gpu)
     except ConfigError:
         found_call = server_command(text)
-        if found_call is None and not is_launch(text):
+        if found_call is None and (not is_launch(text) or _is_in_words(text)):
             if (found := read_inference(text) or read_model(text) or read_sentence(text)) is None:
                 raise
             return found
@@ -42,3 +42,8 @@ def read_question(text: str, gpu: str | None) -> Question:
         unmatched=(*launch.unmatched, *(f"{name}: its value is not in the text" for name in unread)),
         irrelevant=launch.irrelevant,
     )
+
+
+def _is_in_words(text: str) -> bool:
+    """Return True for a command of a server without options in which further words follow the model's name."""
+    return len(text.split()) > 3 and " -" not in text and "\n" not in text.strip() and "=" not in text

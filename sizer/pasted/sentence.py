@@ -1,294 +1,411 @@
 """A question in words, such as "can I fine-tune Qwen3 8B with LoRA on a 3090?", or a command of Ollama, as a question.
 
-Models and devices are found by the catalogue's names, everything else by the words below. What is not understood is left out; the
-question says what was read and what was assumed.
+Models and devices are found by the catalogue's names, everything else by the words below. Each word is read, has no meaning for
+memory (`_FILLERS`), or is named as not understood.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
 
-from sizer.base.errors import letters
+from sizer.base.errors import ConfigError, quote
 from sizer.catalogue.gpus import GPUS
-from sizer.catalogue.pipelines import pipeline_names
-from sizer.catalogue.presets import find_preset, list_presets
-from sizer.catalogue.serving import FILE_TYPES
-from sizer.catalogue.sources import arch_of, resolve
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.parallel import OTHER_NAMES
+from sizer.catalogue.presets import find_preset
+from sizer.catalogue.serving import FILE_TYPES, LAYOUTS
+from sizer.pasted.ollama import CONTEXT, SMALL_CONTEXT, USUAL_FILE, find_named, read_modelfile
 from sizer.pasted.question import Draft, Question
-from sizer.serving.llama_log import arch_of_file, file_type_of
+from sizer.pasted.words import TAKEN, Name, Words, find_device, find_model, find_size
 
 MAX_CHARACTERS = 400
-LONGEST_NAME, LONGEST_VISION = 7, 3  # words of a model's or a device's name, of torchvision's models
+BFLOAT16_SINCE = (8, 0)  # compute capability of the first devices that multiply matrices in bfloat16
 SERVED = {"nf4": "awq", "int8": "fp8"}  # layouts of servers with as many bits
 FILES = {"nf4": "q4_k_m", "awq": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
 WHOLE_NAMES = {"q4": "q4_k_m", "q5": "q5_k_m", "q8": "q8_0", "fp16": "f16"}
 ANSWERING = ("text", "multimodal")  # modalities of models that generate text
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_WORD = re.compile(r"[a-z0-9][a-z0-9.+/_-]*[a-z0-9+]|[a-z0-9]")
-_OLLAMA = re.compile(r"^\s*(?:\$ )?ollama\s+(?:run|pull)\s+(\S+)", re.IGNORECASE)
+ALL_LAYERS = 1000  # more than a model has
+_OLLAMA = re.compile(r"^\s*(?:\$ )?ollama\s+(?:run|pull)\s+(?=\S)", re.IGNORECASE)
 _CODE = re.compile(r"[{}=<>\n;|$]|https?:|--")  # texts of programs
-_NUMBERS = {"two": 2, "three": 3, "four": 4, "eight": 8}
-_USES: tuple[tuple[str, dict[str, str]], ...] = (  # the first that matches is the task
-    (r"\bqlora\b", {"mode": "training", "train": "adapter", "weights": "nf4"}),
-    (r"\blora\b", {"mode": "training", "train": "adapter"}),
-    (r"\b(?:fine\s?tun\w+|pre\s?train\w*|train\w*)\b", {"mode": "training"}),
+_NUMBERS = {"two": 2, "dual": 2, "three": 3, "four": 4, "eight": 8}
+_LORA = {"mode": "training", "train": "adapter"}
+_TASKS: tuple[tuple[str, dict[str, str]], ...] = (  # the first one that names a mode decides
+    (r"\b(?:dpo|kto|orpo|grpo)\b", {"mode": "training", "objective": ""}),
+    (r"\bqlora\b", _LORA | {"weights": "nf4"}),
+    (r"\bd?o?lora\b", _LORA),
+    (r"\bfull(?:y)? (?:parameters? )?fine ?tun\w+\b", {"mode": "training", "train": "all"}),
+    (r"\b(?:fine ?tun\w+|sft|(?:continued )?pre ?train\w*|train\w*)\b", {"mode": "training"}),
     (r"\bsglang\b", {"mode": "serve", "engine": "sglang"}),
     (r"\b(?:llama\.cpp|llamacpp|gguf|ollama|lm studio)\b", {"mode": "serve", "engine": "llama.cpp"}),
-    (r"\b(?:vllm|serv\w+|users?|concurrent)\b", {"mode": "serve"}),
-    (r"\b(?:run\w*|inference|infer|generat\w+|chat\w*|use|host|load|fits?|needs?|v?ram|memory|requires?)\b", {}),
+    (r"\b(?:vllm|serv(?:e|ed|es|er|ers|ing))\b", {"mode": "serve"}),
 )
+_RUNS = r"\b(?:run\w*|inference|infer|generat\w+|chat\w*|use|host|load|fits?|needs?|v?ram|memory|requires?|which|how many)\b"
 _QUANTIZED = sorted((name for name in FILE_TYPES if name.startswith(("q", "iq"))), key=len, reverse=True)
-_FILES = re.compile(rf"\b({'|'.join(_QUANTIZED)}|q[458])\b")
-_WHOLE_FILES = re.compile(r"\b(bf16|f16|fp16|mxfp4)\b")  # files of llama.cpp only if the text names it
-_TOKENS = re.compile(
-    r"\b([0-9]{1,4}k|[0-9]{3,7})\s*(?:tokens?|context|ctx)\b|"
-    r"\b(?:context|ctx|seq(?:uence)?|max)(?:[\s-]?(?:length|len|size|window))?\s*(?:of|is|:)?\s*([0-9]{1,4}k|[0-9]{3,7})\b"
+_FILES = rf"\b({'|'.join(_QUANTIZED)}|q[458])\b"
+_WHOLE_FILES = r"\b(bf16|f16|fp16|mxfp4)\b"  # files of llama.cpp only if the text names it
+_LAYOUTS = rf"\b(?:fp8 (?:weights|quantiz\w+|quantis\w+)|{'|'.join(LAYOUTS)})\b"
+_BITS = r"\b(4|8) ?bits?\b|\bint(4|8)\b"
+_KV = r"\b(fp8|q8_0|q4_0) kv(?: cache)?\b|\bkv(?: cache)?(?: in| at| dtype)? (fp8|q8_0|q4_0)\b"
+_SIZE = r"[0-9]{1,4}k|[0-9]{3,7}"
+_TOKENS = (
+    rf"\b({_SIZE}) ?(?:(?:input |prompt )?tokens?|context|ctx|sequences?)(?: (?:length|window|size))?\b|"
+    rf"\b(?:context|ctx|seq(?:uence)?s?|max|block)(?: (?:length|len|size|window))?(?: of| is)? ({_SIZE})\b(?: tokens?)?"
 )
-_BATCH = re.compile(r"\bbatch(?:es)?(?:[\s-]?size)?\s*(?:of|is|:)?\s*([0-9]{1,5})\b")
-_USERS = re.compile(r"\b([0-9]{1,5})\s*(?:concurrent\s*)?(?:users?|requests?|people)\b")
-MANY_LAYERS = 99  # what people write for all layers
-_IMAGE = re.compile(r"\b([0-9]{2,4})\s?x\s?([0-9]{2,4})\b")  # width x height, as people say it
-_MEMORY = re.compile(r"\b([0-9]{1,3})\s*(?:gb|gib|g)\b(?:\s*(?:of\s*)?v?ram)?")
+_NEW = r"\bgenerat\w+ ([0-9]{1,5})(?: new)? tokens?\b|\b([0-9]{1,5}) (?:new|output) tokens?\b"
+_BATCH = r"\b(?:micro ?)?batch(?:es)?(?: ?size)?(?: of| is)? ([0-9]{1,5})\b|\bbs ([0-9]{1,5})\b"
+_USERS = r"\b([0-9]{1,5}) ?(?:concurrent |parallel |simultaneous )?(?:users?|requests?|people)\b"
+_BEFORE = rf"\b([0-9]{{{{1,3}}}}|{'|'.join(_NUMBERS)}) (?={{}})"  # the number of devices, before a name
+_COUNT = rf"\b([0-9]{{1,3}}|{'|'.join(_NUMBERS)}) (?:gpus?|cards?|devices?)\b"
+_SPLIT = r"\b(?:tensor parallel\w*|tp)(?: size)?(?: of)? ?([0-9]{1,3})\b"
+_MEMORY = r"\b([0-9]{1,3}) ?(?:gb|gib|g)\b(?: ?(?:of ?)?v?ram)?"
+_MAC = r"\b(?:mac ?book|mac|imac)(?: (?:studio|mini|pro|air))*\b|\bapple silicon\b"
+_EXPERTS = r"\b(?:moe |all )?experts? (?:on|in|to) (?:the )?(?:cpu|ram|host)\b"
+_OFFLOAD = r"\b(sequential )?(?:cpu )?offload\w*(?: (?:to|on|in) (?:the )?(?:cpu|ram|host))?\b"
+_NAMES = sorted((key.replace("-", " ") for key in OPTIMIZERS if key != "none"), key=len, reverse=True)
+_OPTIMIZERS = rf"\b(?:{'|'.join(_NAMES)})\b"
+_DTYPES = (
+    ("bfloat16", r"\b(?:bf16|bfloat16)\b"),
+    ("float16", r"\b(?:fp16|float16|half precision)\b"),
+    ("float32", r"\b(?:fp32|float32)\b"),
+)
+_MIXED = r"\b(?:automatic )?mixed precision\b|\bamp\b|\bautocast\b"
+_SIGNS = (_RUNS, _FILES, _LAYOUTS, _BITS, _COUNT, _USERS, _MAC, _MEMORY)  # of a question about memory
+# Words of training: the keys of each. A number in the words is the value of an empty one.
+_OPTIONS: tuple[tuple[str, dict[str, str]], ...] = (
+    (r"\b(?:gradient|activation|grad) checkpoint\w*\b", {"checkpointing": "1"}),
+    (r"\b(?:rank|r)(?: of)? ([0-9]{1,4})\b", {"r": ""}),
+    (r"\balpha(?: of)? ([0-9]{1,5})\b", {"alpha": ""}),
+    (r"\b(?:grad\w* )?accum\w*(?: steps?)?(?: of)? ([0-9]{1,5})\b", {"accumulate": ""}),
+    (r"\b([0-9]{1,5}) (?:grad\w* )?accum\w*(?: steps?)?\b", {"accumulate": ""}),
+    (r"\bliger\b(?: kernels?)?", {"liger": "1", "loss": "liger"}),
+    (r"\bfsdp2?\b", {"parallel": "fsdp"}),
+    (r"\bddp\b|\bdata parallel\b", {"parallel": "ddp"}),
+    (r"\b(?:deepspeed )?zero ?(?:stage )?1\b", {"parallel": "zero1"}),
+    (r"\b([0-9]{1,7}) classes\b", {"classes": ""}),
+)
+_ANYWHERE: tuple[tuple[str, dict[str, str]], ...] = (
+    (r"\btorch\.?compiled?\b|\bcompiled\b", {"compile": "default"}),
+    (r"\beager attention\b", {"attention": "eager"}),
+    (r"\bexpandable segments\b", {"expandable": "1"}),
+)
+# What other parts of the program answer, and what is not counted, by words.
+_ELSEWHERE = (
+    (r"\b(?:how many|number of)(?: (?:gpus?|cards?|devices?))?", "ask “On how many GPUs?” below the answer, or `sizer ranks`"),
+    (r"\b(?:what|which|cheapest|best) (?:gpus?|cards?|devices?|hardware)\b", "ask “Which GPU?” below the answer, or `sizer which`"),
+    (
+        r"\b(?:max\w*|longest|largest) (?:context|batch|sequence)(?: (?:size|length))?\b",
+        "ask “How far it goes” below the answer, or `sizer limits`",
+    ),
+    (r"\bunsloth\b", "its own kernels and offloading are not counted"),
+    (r"\b(?:deepspeed )?zero ?(?:stage )?[23]\b|\bdeepspeed\b", OTHER_NAMES["deepspeed"]),
+)
+_WITHOUT_MEANING = """
+a able about ada ampere an and any anyone are around as at attention base be been being blackwell but by can card cards chat
+chatbot classification classifier classify cloud colab computer context continue could data dataset device devices did do
+does doing edition embedding embeddings enough ever everything fit fits flash for free from full fully gb geforce generate
+generation get getting gives go going good google got gpu gpus graphics had has have hello help hey hf hi hopper host how
+huggingface i if imagenet in inference instruct into is it it's its just kaggle know language large like llm load local
+locally long low many max maximum me memory min minimum model models more much my myself need needed needs new no not now
+nvidia nvlink of on one only or our out parameter parameters params pc pcie per please possible precision pytorch quantised
+quantization quantized question ram require required requirement requirements requires rig run running runs same scratch
+sdpa server setup should single size so some someone something squad sxm sxm4 sxm5 t take tesla text than thank thanks that
+the their them then there these they think this to tokens total transcribe transcription transformers try trying up usage
+use used using v vram want was we weights what when where which while who will with within without work works workstation
+would you your
+"""  # for memory
+_FILLERS = frozenset(_WITHOUT_MEANING.split())
 
 
 def read_sentence(text: str) -> Question | None:
-    """Return the question of a sentence that names a model of the catalogue; None for another text."""
-    if len(text) <= MAX_CHARACTERS and (found_file := _read_modelfile(text)) is not None:
+    """Return the question of a sentence that names a model of the catalogue, and a task or a device; None for another text.
+
+    Raises ConfigError for a sentence that names a task or a device, but no known model.
+    """
+    if len(text) <= MAX_CHARACTERS and (found_file := read_modelfile(text)) is not None:
         return found_file
     ollama = _OLLAMA.match(text)
     if len(text) > MAX_CHARACTERS or (ollama is None and _CODE.search(text.strip())):
         return None
     draft = Draft(title="a command of Ollama" if ollama else "a question in words")
-    words = _words((ollama[1] if ollama else text).lower().replace(":", " ").replace("×", "x").replace(",", " "))
-    if (found := _model_in(words)) is None or (ollama is None and len(words) < 2):
+    words = Words(text[ollama.end() :] if ollama else text)
+    if ollama is None and len(words.text.split()) < 2:
         return None
-    start, count, arch = found
-    draft.take(" ".join(words[start : start + count]), arch=arch)
-    rest = words[:start] + words[start + count :]
-    task = {"mode": "serve", "engine": "llama.cpp"} if ollama else _task(" ".join(rest))
-    named = _longest(rest, _devices())
-    if task is None and named is None:
+    model = (find_named(text[ollama.end() :].split()[0]) if ollama else None) or find_model(words)
+    model = model or (None if ollama else find_size(words))
+    if model is not None:
+        _take_model(draft, words, model)
+    tasks = [("ollama", {"mode": "serve", "engine": "llama.cpp"})] if ollama else _tasks(words)
+    on_host = words.take(_EXPERTS), words.take(_OFFLOAD)  # the host's processor is no device then
+    device = find_device(words)
+    if model is None and not ollama and (tasks or device):
+        todo = "name it as `sizer models` does, as org/name, or paste its config.json"
+        given = quote(text.strip(), 80)
+        raise ConfigError("no known model is in this question", given=given, allowed="a model by its name", todo=todo)
+    elsewhere = [(asked[0], todo) for pattern, todo in _ELSEWHERE if (asked := words.take(pattern)) is not None]
+    if model is None or not (tasks or device or elsewhere or any(re.search(pattern, words.text) for pattern in _SIGNS)):
         return None
-    _take_task(draft, task, " ".join(rest), ollama=ollama is not None)
-    if named is not None:
-        _take_device(draft, rest, named)
-        rest = rest[: named[0]] + rest[sum(named) :]
-    elif (memory := _MEMORY.search(" ".join(rest))) is not None:
-        draft.assume(f"a device of {memory[0].strip()} with compute capability 8.9", gpu=f"custom:{memory[1]}GiB@8.9")
-    _take_sizes(draft, " ".join(rest))
+    draft.unmatched += [f"{asked}: {todo}" for asked, todo in elsewhere]
+    for given, items in tasks:
+        _take_task(draft, given, items)
+    _take_optimizer(draft, words)
+    _take_layout(draft, words, ollama=ollama is not None)
+    _take_device(draft, words)
+    _take_sizes(draft, words)
+    _take_options(draft, words)
+    _take_host(draft, *on_host)
+    _take_dtype(draft, words)
+    draft.unmatched += [f"{phrase}: not understood" for phrase in _unknown(words)]
     return draft.whole(kind="words")
 
 
-def _read_modelfile(text: str) -> Question | None:
-    """Return the question of Ollama's Modelfile, or of its environment variables; None for another text.
+def _take_model(draft: Draft, words: Words, model: Name) -> None:
+    """Note the model, and which others have such a name."""
+    given = words.take_name(model)
+    draft.take(given, arch=model.means)
+    if not model.whole:
+        draft.assume(_taken(given, [arch.partition(":")[2] for arch in (model.means, *model.others)]))
 
-    Source: ollama's docs/modelfile.md and envconfig/config.go, 2025.
-    """
-    base = re.search(r"(?m)^[ \t]*FROM[ \t]+(\S{1,200})", text)
-    parameters = dict(re.findall(r"(?mi)^[ \t]*PARAMETER[ \t]+(num_ctx|num_gpu|num_batch)[ \t]+([0-9]{1,8})\b", text))
-    variables = dict(re.findall(r"\bOLLAMA_([A-Z_]{1,40})[\"']?\s{0,3}[=:]\s{0,3}[\"']?([\w.]{1,40})", text))
-    if not variables and (base is None or not re.search(r"(?mi)^[ \t]*(?:PARAMETER|TEMPLATE|SYSTEM|ADAPTER)\s", text)):
-        return None
-    draft = Draft(title="a Modelfile of Ollama" if base else "variables of Ollama")
-    draft.take("Ollama", mode="serve", engine="llama.cpp")
-    if base is None:
-        draft.assume("no model is named: the model of the form is kept")
-    else:
-        of_file = arch_of_file(base[1]) if "/" in base[1] or base[1].endswith(".gguf") else None
-        found = _model_in(_words(base[1].lower().replace(":", " ")))
-        arch = of_file or (found[2] if found else None)
-        if arch is None:
-            draft.unmatched.append(f"FROM {base[1]}: not a model of the catalogue; the model of the form is kept")
-        else:
-            draft.take(f"FROM {base[1]}", arch=arch)
-        file_type, _ = file_type_of(base[1])
+
+def _taken(given: str, names: Sequence[str]) -> str:
+    """Return which of several names was taken."""
+    others = f"; there are {', '.join(names[1:])}" if names[1:] else ""
+    return f"{given} is taken to be {names[0]}{others}"
+
+
+def _tasks(words: Words) -> list[tuple[str, dict[str, str]]]:
+    """Return what names a task, with its keys."""
+    found = []
+    for pattern, items in _TASKS:
+        while (named := words.take(pattern)) is not None:
+            found.append((named[0], items | {key: named[0] for key, value in items.items() if not value}))
+    return found
+
+
+def _take_task(draft: Draft, given: str, items: Mapping[str, str]) -> None:
+    """Note the keys of a task, or that the question is already about another one."""
+    mode = draft.items.get("mode", items["mode"])
+    if mode != items["mode"]:
+        draft.unmatched.append(f"{given}: the question is about {mode}")
+    elif new := {key: value for key, value in items.items() if key not in draft.items}:
+        draft.take(given, **new)
+
+
+def _take_optimizer(draft: Draft, words: Words) -> None:
+    """Note the optimizer of a training."""
+    if draft.items.get("mode") != "training":
+        return
+    if (found := words.take(r"\b(paged )?(?:8 ?bit (?:paged )?adamw?|adamw? 8 ?bit)\b")) is not None:
+        draft.take(found[0], optimizer="paged-adamw-8bit" if "paged" in found[0] else "adamw-8bit")
+    elif (found := words.take(_OPTIMIZERS)) is not None:
+        draft.take(found[0], optimizer=found[0].replace(" ", "-"))
+
+
+def _take_layout(draft: Draft, words: Words, *, ollama: bool) -> None:
+    """Note the layout of weights and cache, and the task if no word names it: what reads such a layout, else PyTorch."""
+    arch, kv, file_type = draft.items["arch"], words.take(_KV), words.take(_FILES)
+    layout, bits = words.take(_LAYOUTS), words.take(_BITS)
+    kept = layout is not None and layout[0] == "mxfp4" and "gpt-oss" in arch  # the checkpoint is in MXFP4
+    if "mode" not in draft.items:
+        only_served = layout is not None and layout[0].split()[0] != "fp8" and not kept
         if file_type is not None:
-            draft.take(f"FROM {base[1]}", weights=file_type)
-        elif "gpt-oss" not in str(arch):
-            draft.assume("the file that Ollama takes by default", weights="q4_k_m")
-    context = parameters.get("num_ctx") or variables.get("CONTEXT_LENGTH")
-    if context and context.isdecimal() and int(context):
-        draft.take(f"context {context}", max_model_len=int(context))
-    else:
-        draft.assume("Ollama's context on a small device", max_model_len=4096)
-    if (layers := parameters.get("num_gpu")) and int(layers) < MANY_LAYERS:
-        draft.take(f"num_gpu {layers}", gpu_layers=int(layers))
-    if batch := parameters.get("num_batch"):
-        draft.take(f"num_batch {batch}", max_num_batched_tokens=int(batch))
-    if (slots := variables.get("NUM_PARALLEL", "")).isdecimal() and int(slots):
-        draft.take(f"OLLAMA_NUM_PARALLEL={slots}", max_num_seqs=int(slots))
-    if (kv := variables.get("KV_CACHE_TYPE", "f16")) in ("q8_0", "q4_0"):
-        draft.take(f"OLLAMA_KV_CACHE_TYPE={kv}", kv=kv)
-    return draft.whole(kind="words")
-
-
-def _words(text: str) -> list[str]:
-    """Return the words of a text; parts of names with hyphens are words, except those of a repository."""
-    found = [part for word in _WORD.findall(text) for part in ([word] if "/" in word else re.findall(r"[^-]+", word))]
-    return [word[:-1] if re.fullmatch(r"[a-z]{0,3}[0-9]{1,4}s", word) and word not in _devices() else word for word in found]
-
-
-def _model_in(words: list[str]) -> tuple[int, int, str] | None:
-    """Return the first word and the number of words of a model's name, and the architecture; None without one."""
-    if (found := _longest(words, _models())) is not None:
-        return (*found, _models()[_plain("".join(words[found[0] : sum(found)]))])
-    for start, word in enumerate(words):
-        if "/" in word and (arch := arch_of(word)) is not None:
-            return start, 1, arch
-    for count in range(min(LONGEST_VISION, len(words)), 0, -1):
-        for start in range(len(words) - count + 1):
-            name = "".join(words[start : start + count])
-            if any(char.isdecimal() for char in name) and (known := resolve("torchvision", name)) is not None:
-                return start, count, f"torchvision:{known}"
-    return None
-
-
-def _longest(words: list[str], names: Mapping[str, object]) -> tuple[int, int] | None:
-    """Return the first word and the number of words of the longest known name, None without one."""
-    found = [
-        (len(name), start, count)
-        for start in range(len(words))
-        for count in range(1, min(LONGEST_NAME, len(words) - start) + 1)
-        if (name := _plain("".join(words[start : start + count]))) in names
-    ]
-    if not found:
-        return None
-    _, start, count = max(found, key=lambda one: (one[0], -one[1], -one[2]))
-    return start, count
-
-
-@cache
-def _models() -> Mapping[str, str]:
-    """Return the architectures of presets by the letters of their keys, titles and repositories."""
-    found: dict[str, str] = {}
-    for preset in list_presets():
-        for name in (preset.key, preset.title, preset.hub_id.rpartition("/")[2]):
-            found.setdefault(_plain(name), f"hf:{preset.key}")
-    for key, (title, repository) in sorted(pipeline_names().items(), key=lambda item: len(item[0])):
-        for name in (key, title, repository.rpartition("/")[2]):
-            found.setdefault(_plain(name), f"diffusers:{key}")
-    return found
-
-
-@cache
-def _devices() -> Mapping[str, list[str]]:
-    """Return the devices by the letters of their keys: whole, without their series, and without their memory."""
-    found: dict[str, list[str]] = {}
-    for key in GPUS:
-        bare = re.sub(r"-[0-9]+gb$", "", key)
-        for name in {key, bare, *(one.removeprefix("rtx-") for one in (key, bare))}:
-            if not name.isdecimal() or len(name) > 3:
-                found.setdefault(_plain(name), []).append(key)
-    return found
-
-
-def _plain(name: str) -> str:
-    """Return the letters and digits of a name; a plus tells models apart."""
-    return letters(name.replace("+", "plus"))
-
-
-def _task(text: str) -> dict[str, str] | None:
-    """Return the keys of the task that a text names, empty to run the model, None without one."""
-    return next((dict(keys) for pattern, keys in _USES if re.search(pattern, text)), {} if _FILES.search(text) else None)
-
-
-def _take_task(draft: Draft, task: dict[str, str] | None, text: str, *, ollama: bool) -> None:
-    """Note the task, and the layout of the weights."""
-    file_type = _FILES.search(text)
-    bits = re.search(r"\b(4|8)[\s-]?bits?\b|\bint(4|8)\b", text)
-    if not task and (file_type is not None or (bits is None and task is not None and "gguf" in text)):
-        task = {"mode": "serve", "engine": "llama.cpp"}
-    if not task:
-        arch = draft.items["arch"]
-        preset = find_preset(arch[3:]) if arch.startswith("hf:") else None
-        answers = "/" in arch or (preset is not None and preset.head.endswith(GENERATING) and preset.modality in ANSWERING)
-        task = {"mode": "generate" if answers else "inference"}
-        draft.assume("the model runs in PyTorch, one input at once", mode=task["mode"], batch=1)
-    else:
-        named = next((found[0] for pattern, _ in _USES if (found := re.search(pattern, text))), draft.title)
-        draft.take(named, **task)
+            draft.take(file_type[0], mode="serve", engine="llama.cpp")
+        elif (users := re.search(_USERS, words.text)) is not None:
+            draft.take(users[0], mode="serve")
+        elif kv is not None or only_served:
+            draft.take((kv or layout or ("",))[0], mode="serve")
+        else:
+            preset = find_preset(arch[3:]) if arch.startswith("hf:") else None
+            answers = "/" in arch or (preset is not None and preset.head.endswith(GENERATING) and preset.modality in ANSWERING)
+            mode = "generate" if answers else "inference"
+            draft.assume("the model runs in PyTorch, one input at once", mode=mode, batch=1)
+    mode, engine = draft.items["mode"], draft.items.get("engine")
+    if kv is not None and mode == "serve":
+        draft.take(kv[0], kv=kv[1] or kv[2])
+    elif kv is not None:
+        draft.unmatched.append(f"{kv[0]}: only a server's cache has another dtype")
     number = (bits[1] or bits[2]) if bits else ""
-    if task.get("engine") == "llama.cpp":
-        file_type = file_type or _WHOLE_FILES.search(text)
-        named, given = (file_type[1], file_type[0]) if file_type else (f"q{number}", bits[0] if bits else "")
+    if engine == "llama.cpp":
+        file_type = file_type or words.take(_WHOLE_FILES) or (layout if kept else None)
+        named, given = (file_type[0], file_type[0]) if file_type else (f"q{number}", bits[0] if bits else "")
         if given:
             draft.take(given, weights=WHOLE_NAMES.get(named, named))
-        elif "gpt-oss" not in draft.items["arch"]:
-            draft.assume("the file that Ollama takes by default" if ollama else "the file that most people take", weights="q4_k_m")
+        elif "gpt-oss" not in arch:
+            draft.assume(USUAL_FILE if ollama else "the file that most people take", weights="q4_k_m")
     elif file_type is not None:
         draft.unmatched.append(f"{file_type[0]}: only llama.cpp runs such a file")
-    elif bits is not None and task.get("weights") is None:
-        layout = {"4": "nf4", "8": "int8"}[number]
-        draft.take(bits[0], weights=SERVED[layout] if task["mode"] == "serve" else layout)
-        if task["mode"] == "training":
+    elif layout is not None:
+        name = layout[0].split()[0]
+        if kept:
+            draft.take(layout[0], weights="checkpoint")
+        elif mode == "serve" or (name == "fp8" and mode != "training"):
+            draft.take(layout[0], weights=name)
+        else:
+            draft.unmatched.append(f"{layout[0]}: not a layout for training")
+    elif bits is not None and "weights" not in draft.items:
+        name = {"4": "nf4", "8": "int8"}[number]
+        draft.take(bits[0], weights=SERVED[name] if mode == "serve" else name)
+        if mode == "training":
             draft.take(bits[0], train="adapter")
     if ollama:
-        draft.assume("Ollama's context on a small device", max_model_len=4096)
+        draft.assume(SMALL_CONTEXT, max_model_len=CONTEXT)
 
 
-def _take_device(draft: Draft, words: list[str], named: tuple[int, int]) -> None:
-    """Note the device, and how many of it."""
-    start, count = named
-    given = " ".join(words[start : start + count])
-    keys = _devices()[_plain(given)]
-    draft.take(given, gpu=keys[0])
-    if len(keys) > 1:
-        draft.assume(f"{given} is taken to be {keys[0]}; there are {', '.join(keys[1:])}")
+def _take_device(draft: Draft, words: Words) -> None:
+    """Note the device, and how many of it. A device without a name is one of its memory."""
+    split, counted, mac = words.take(_SPLIT), words.take(_COUNT), words.take(_MAC)
+    laptop = words.take(r"\blaptop\b")
+    if (device := find_device(words)) is not None:
+        before = words.take(_BEFORE.format(re.escape(words.text[device.start : device.end])))
+        given = words.take_name(find_device(words) or device)
+        size = words.take(_MEMORY)
+        keys = [device.means, *device.others]
+        if laptop is not None:
+            keys = [key for key in GPUS if key.startswith(f"{device.means.removesuffix('-8gb')}-laptop")] or keys
+        fitting = [key for key in keys if size is not None and f"{size[1]} GB" in GPUS[key].name]
+        keys = fitting or keys
+        draft.take(f"{laptop[0]} {given}" if laptop else given, gpu=keys[0])
+        if len(keys) > 1:
+            draft.assume(_taken(given, keys))
+        if size is not None and not fitting:
+            draft.unmatched.append(f"{size[0]}: the memory of {keys[0]} is counted")
+    elif (size := words.take(_MEMORY)) is not None:
+        given = size[0].strip()
+        before = words.take(_BEFORE.format(re.escape(TAKEN)))
+        chips = sorted((key for key in GPUS if GPUS[key].backend == "mps" and key.endswith(f"-{size[1]}gb")), reverse=True)
+        if mac is not None and chips:
+            draft.assume(_taken(f"{mac[0]} {given}", chips), gpu=chips[0])
+        else:
+            draft.assume(f"a device of {given} with compute capability 8.9", gpu=f"custom:{size[1]}GiB@8.9")
+    else:
+        given, before = "devices", None
+    found = counted or before
+    number = 1 if found is None else _NUMBERS.get(found[1]) or int(found[1])
+    key = draft.items.get("gpu", "")
     weights, mode = draft.items.get("weights"), draft.items["mode"]
-    asks = mode == "serve" or (mode == "generate" and weights in FILES)
-    if GPUS[keys[0]].backend == "mps" and asks and draft.items.get("engine") != "llama.cpp":
+    asks = mode == "serve" or (mode == "generate" and (weights in FILES or draft.items["arch"].startswith("hf:")))
+    if key in GPUS and GPUS[key].backend == "mps" and asks and draft.items.get("engine") != "llama.cpp":
         draft.drop("mode", "batch", "weights", "engine")
         file_type = FILES.get(weights or "", "q4_k_m")
         draft.assume("llama.cpp, which runs on a Mac", mode="serve", engine="llama.cpp", weights=file_type)
-    before = words[start - 1].rstrip("x") if start else ""
-    number = _NUMBERS.get(before) or (int(before) if before.isdecimal() and len(before) < 4 else 1)
+    _take_number(draft, number if split is None else int(split[1]), given, split)
+
+
+def _take_number(draft: Draft, number: int, given: str, split: re.Match[str] | None) -> None:
+    """Note several devices, and what splits the model over them."""
+    mode = draft.items["mode"]
     if number < 2:
         return
-    engine = draft.items.get("engine", "vllm")
-    if draft.items.get("mode") == "serve" and engine != "llama.cpp":
-        draft.take(f"{number} × {given}", tp=number)
-    elif draft.items.get("mode") == "training":
-        draft.take(f"{number} × {given}", parallel="fsdp", ranks=number)
-    elif draft.items.get("mode") == "generate":
+    text = split[0] if split else f"{number} × {given}"
+    if mode == "serve":
+        draft.take(text, **{"pp" if draft.items.get("engine") == "llama.cpp" else "tp": number})
+    elif mode == "training" and split is not None:
+        draft.take(text, tp=number)
+    elif mode == "training":
+        draft.take(text, parallel="fsdp", ranks=number)
+    elif mode == "generate":
         weights = draft.items.get("weights")
         draft.drop("mode", "batch", "weights")
-        draft.assume("several devices run a server of vLLM", mode="serve", tp=number)
+        if split is not None:
+            draft.take(text, mode="serve", tp=number)
+        else:
+            draft.assume("several devices run a server of vLLM", mode="serve", tp=number)
         if weights in SERVED:
             draft.assume(f"a server's layout in place of {weights}", weights=SERVED[weights])
+        elif weights in LAYOUTS:
+            draft.assume("as asked", weights=weights)
     else:
-        draft.unmatched.append(f"{number} × {given}: one device is counted")
+        draft.unmatched.append(f"{text}: one device is counted")
 
 
-def _take_sizes(draft: Draft, text: str) -> None:
-    """Note the tokens, the batch, the number of users, the image and the dtype, or that the task has no such key."""
-    serves = draft.items.get("mode") == "serve"
-    tokens = next(((found[0], found[1] or found[2]) for found in _TOKENS.finditer(text)), None)
-    users = _USERS.search(text)
+def _take_sizes(draft: Draft, words: Words) -> None:
+    """Note the tokens, the batch, the number of users and the image, or that the task has no such key."""
+    mode, arch = draft.items["mode"], draft.items["arch"]
+    serves = mode == "serve"
+    users, new = words.take(_USERS), words.take(_NEW)
+    tokens = words.take(_TOKENS) or words.take(r"\b([0-9]{1,3}k)()\b")
+    length = (tokens[1] or tokens[2]) if tokens else ""
     if users is not None and not serves:
         draft.unmatched.append(f"{users[0]}: only a server has users")
     if users is not None and serves:
-        draft.take(f"{users[0]}{f', {tokens[0]}' if tokens else ''}", want=f"{users[1]}x{tokens[1] if tokens else '4k'}")
+        draft.take(f"{users[0]}{f', {tokens[0]}' if tokens else ''}", want=f"{users[1]}x{length or '4k'}")
     elif tokens is not None:
-        draft.take(tokens[0], **{"max_model_len" if serves else "seq": tokens[1]})
-    if (batch := _BATCH.search(text)) is not None and serves:
+        draft.take(tokens[0], **{"max_model_len" if serves else "seq": length})
+    if new is not None and mode == "generate":
+        draft.take(new[0], new=new[1] or new[2])
+    elif new is not None:
+        draft.unmatched.append(f"{new[0]}: the length of an answer changes the memory of a generation only")
+    batch = words.take(_BATCH)
+    if batch is not None and serves:
         draft.unmatched.append(f"{batch[0]}: a server chooses its batches")
     elif batch is not None:
-        draft.take(batch[0], batch=batch[1])
-    if (size := _IMAGE.search(text)) is not None and draft.items["arch"].startswith(("diffusers:", "torchvision:")):
+        draft.take(batch[0], batch=batch[1] or batch[2])
+    pictures = arch.startswith(("diffusers:", "torchvision:", "timm:"))
+    if (size := words.take(r"\b([0-9]{2,4}) ?x ?([0-9]{2,4})\b")) is not None and pictures:  # width x height, as people say it
         draft.take(size[0], image=f"{size[2]}x{size[1]}")
     elif size is not None:
         draft.unmatched.append(f"{size[0]}: the model's own size of images is taken")
-    for dtype, names in (("bfloat16", r"bf16|bfloat16"), ("float16", r"fp16|float16"), ("float32", r"fp32|float32")):
-        found = re.search(rf"\b(?:{names})\b", text)
-        if found is not None and draft.items.get("engine") == "llama.cpp":
-            continue  # the type of the file
-        if found is not None and serves:
-            draft.unmatched.append(f"{found[0]}: a server takes the dtype of the config")
-        elif found is not None and not serves:
-            draft.take(found[0], dtype=dtype)
-    if not serves and not draft.items["arch"].startswith("torchvision:"):
-        draft.assume("the usual dtype of such models", dtype="bfloat16")
+    if pictures and (side := words.take(r"\b([0-9]{2,4}) ?(?:px|pixels?|resolution)\b|\b(?:resolution|size) ([0-9]{2,4})\b")):
+        draft.take(side[0], image=side[1] or side[2])
+    if arch.startswith("diffusers:") and (frames := words.take(r"\b([0-9]{1,4}) frames\b")):
+        draft.take(frames[0], frames=frames[1])
 
 
+def _take_options(draft: Draft, words: Words) -> None:
+    """Note further options of the task."""
+    mode = draft.items["mode"]
+    for pattern, items in (*(_OPTIONS if mode == "training" else ()), *(_ANYWHERE if mode != "serve" else ())):
+        if (found := words.take(pattern)) is not None:
+            draft.take(found[0], **{key: value or found[1] for key, value in items.items()})
+
+
+def _take_host(draft: Draft, experts: re.Match[str] | None, offload: re.Match[str] | None) -> None:
+    """Note what stays on the host, or that the task has no such key."""
+    if experts is not None:
+        if draft.items.get("engine") == "llama.cpp":
+            draft.take(experts[0], cpu_moe=ALL_LAYERS)
+        else:
+            draft.unmatched.append(f"{experts[0]}: only llama.cpp computes experts on the host")
+    if offload is not None:
+        if draft.items["arch"].startswith("diffusers:") and draft.items["mode"] == "inference":
+            draft.take(offload[0], offload="sequential" if offload[1] else "model")
+        elif draft.items.get("parallel") == "fsdp":
+            draft.take(offload[0], offload=1)
+        else:
+            draft.unmatched.append(f"{offload[0]}: not counted for this task")
+
+
+def _take_dtype(draft: Draft, words: Words) -> None:
+    """Note the dtype, or take the usual one of the task and the device."""
+    serves, mixed = draft.items["mode"] == "serve", words.take(_MIXED)
+    named = next(((dtype, found[0]) for dtype, pattern in _DTYPES if (found := words.take(pattern)) is not None), None)
+    gpu = GPUS.get(draft.items.get("gpu", ""))
+    old = gpu is not None and gpu.capability is not None and gpu.capability < BFLOAT16_SINCE
+    half = "float16" if old else "bfloat16"
+    if named is not None and draft.items.get("engine") == "llama.cpp":
+        draft.unmatched.append(f"{named[1]}: llama.cpp takes the type of the file")
+    elif serves and (named or mixed):
+        draft.unmatched.append(f"{named[1] if named else mixed[0] if mixed else ''}: a server takes the dtype of the config")
+    elif mixed is not None:
+        dtype = named[0] if named and named[0] != "float32" else half
+        draft.take(f"{mixed[0]}{f', {named[1]}' if named else ''}", dtype=f"amp-{dtype}")
+    elif named is not None:
+        draft.take(named[1], dtype=named[0])
+    elif not serves and not draft.items["arch"].startswith(("torchvision:", "timm:")):
+        draft.assume(f"{gpu.name} computes no bfloat16" if gpu and old else "the usual dtype of such models", dtype=half)
+
+
+def _unknown(words: Words) -> list[str]:
+    """Return the phrases of a text that were neither read nor are without meaning for memory, at most eight."""
+    phrases = []
+    for part in words.rest():
+        known = [word in _FILLERS or (word.endswith("s") and word[:-1] in _FILLERS) for word in part.split()]
+        phrase: list[str] = []
+        for word, filler in (*zip(part.split(), known, strict=True), ("", True)):
+            if not filler and any(map(str.isalnum, word)):
+                phrase.append(word)
+            elif phrase:
+                phrases.append(" ".join(phrase))
+                phrase = []
+    return phrases[:8]

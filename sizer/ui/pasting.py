@@ -7,6 +7,9 @@ import streamlit as st
 
 from sizer.base.errors import ConfigError, RequestError, SizerError
 from sizer.base.units import format_bytes, pluralize
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import MODES, TASKS, task_of
+from sizer.catalogue.sources import SOURCES
 from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Question
@@ -17,7 +20,7 @@ from sizer.report.estimate import Estimate
 from sizer.report.report import Report
 from sizer.serving.launch import with_command
 from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
-from sizer.ui import links, service, vega
+from sizer.ui import defaults, links, service, vega
 from sizer.ui.charts import draw, finish
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.styling import COLOURS, INK, scale_for
@@ -100,7 +103,22 @@ def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
         kept |= {key: now[key] for key in ("seq", "image", "head") if key in now and key not in question.items}
     items = kept | question.items
     first = {"arch": items.pop("arch")}
-    return first | items
+    return _with_sizes(first | items)
+
+
+def _with_sizes(items: dict[str, str]) -> dict[str, str]:
+    """Return a question with the page's dtypes and batch sizes for the model and the task, where it names none."""
+    try:
+        request = parse_query(join_query(items))
+        source = SOURCES[request.source]
+        if MODES[request.mode].serves or source.trace is not None or request.objective != "lm":
+            return items
+        sizes = defaults.sizes_for(source, request.name or "", find_gpu(request.gpu), TASKS[task_of(request.mode, request.train)])
+        filled = {"dtype": ",".join(sizes.dtypes), "batch": ",".join(map(str, sizes.batches))} | items
+        parse_query(join_query(filled))
+    except RequestError:  # the page shows what is refused, or further keys decide the sizes
+        return items
+    return {"arch": filled.pop("arch")} | filled
 
 
 def address_of_server(log: StartupLog, now: dict[str, str]) -> dict[str, str]:

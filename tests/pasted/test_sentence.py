@@ -23,7 +23,7 @@ QUESTIONS = {
         "arch=hf:gemma-3-27b&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu=custom:24GiB@8.9"
     ),
     "lora finetune mistral 7b v0.3 on t4 in 8-bit": (
-        "arch=hf:mistral-7b-v0.3&mode=training&train=adapter&weights=int8&gpu=t4&dtype=bfloat16"
+        "arch=hf:mistral-7b-v0.3&mode=training&train=adapter&weights=int8&gpu=t4&dtype=float16"
     ),
     "train gpt2 on eight H100s in bf16": "arch=hf:gpt2&mode=training&gpu=h100-80gb&parallel=fsdp&ranks=8&dtype=bfloat16",
     "serve mixtral 8x7b in 4 bits on an a100 80gb": "arch=hf:mixtral-8x7b&mode=serve&weights=awq&gpu=a100-80gb",
@@ -39,13 +39,43 @@ QUESTIONS = {
     ),
     "can I run qwen3 8b in bf16 on a 3090": "arch=hf:qwen3-8b&mode=generate&batch=1&gpu=rtx-3090&dtype=bfloat16",
     "run qwen3 8b gguf fp16 on a 3090": "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=f16&gpu=rtx-3090",
-    "whisper large v3 inference on t4": "arch=hf:whisper-large-v3&mode=inference&batch=1&gpu=t4&dtype=bfloat16",
+    "whisper large v3 inference on t4": "arch=hf:whisper-large-v3&mode=inference&batch=1&gpu=t4&dtype=float16",
     "run sdxl at 1024x768 on 8gb": (
         "arch=diffusers:sdxl&mode=inference&batch=1&gpu=custom:8GiB@8.9&image=768x1024&dtype=bfloat16"
     ),
     "train a lora of FLUX.1-dev on a 4090": "arch=diffusers:flux.1-dev&mode=training&train=adapter&gpu=rtx-4090&dtype=bfloat16",
     "serve qwen3 8b q8_0 gguf to 4 users with 8k tokens on a 3090": (
         "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=q8_0&gpu=rtx-3090&want=4x8k"
+    ),
+    "Full finetune of Mistral 7B v0.3 with AdamW on 8 H100s with FSDP": (
+        "arch=hf:mistral-7b-v0.3&mode=training&train=all&optimizer=adamw&gpu=h100-80gb&parallel=fsdp&ranks=8&dtype=bfloat16"
+    ),
+    "mistral 7b v0.3 lora rank 64 batch size 4 seq len 4096 gradient checkpointing A6000": (
+        "arch=hf:mistral-7b-v0.3&mode=training&train=adapter&gpu=rtx-a6000&seq=4096&batch=4&checkpointing=1&r=64&dtype=bfloat16"
+    ),
+    "DPO llama 3 8b with paged 8-bit adamw on A100 80GB": (
+        "arch=hf:llama-3-8b&mode=training&objective=dpo&optimizer=paged-adamw-8bit&gpu=a100-80gb&dtype=bfloat16"
+    ),
+    "train resnet50 batch 256 on 3060 12GB mixed precision": (
+        "arch=torchvision:resnet50&mode=training&gpu=rtx-3060-12gb&batch=256&dtype=amp-bfloat16"
+    ),
+    "llama-3.1-8b 128k context fp8 kv cache vllm l40s 16 concurrent users": (
+        "arch=hf:llama-3.1-8b&mode=serve&kv=fp8&gpu=l40s&want=16x128k"
+    ),
+    "AWQ llama 3 70b tensor parallel 2 a100 40gb": "arch=hf:llama-3-70b&mode=serve&weights=awq&gpu=a100-40gb&tp=2",
+    "Qwen3-30B-A3B GGUF Q4_K_M on RTX 3060 12 GB with experts on the CPU": (
+        "arch=hf:qwen3-30b-a3b&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu=rtx-3060-12gb&cpu_moe=1000"
+    ),
+    "GLM 4.6 on mac studio 512gb": (
+        "arch=hf:glm-4.6&gpu=m3-ultra-512gb&mode=serve&engine=llama.cpp&weights=q4_k_m"
+    ),
+    "kimi-k2-instruct on 8xH200": "arch=hf:kimi-k2-instruct&gpu=h200&mode=serve&tp=8",
+    "vllm serve Qwen3-8B on 4060 Ti 16GB": "arch=hf:qwen3-8b&mode=serve&gpu=rtx-4060-ti-16gb",
+    "ollama run deepseek-r1:32b on a 3090": (
+        "arch=hf:deepseek-r1-distill-qwen-32b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=4096&gpu=rtx-3090"
+    ),
+    "ollama run deepseek-r1": (
+        "arch=hf:deepseek-r1-0528-qwen3-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=4096"
     ),
     "ollama run llama3.1:8b": "arch=hf:llama-3.1-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=4096",
     "$ ollama pull qwen3:30b-a3b-q8_0": "arch=hf:qwen3-30b-a3b&mode=serve&engine=llama.cpp&weights=q8_0&max_model_len=4096",
@@ -86,10 +116,42 @@ def test_of_several_sizes_one_is_assumed_by_name():
         ("fine tune qwen3 8b for 10 users on an l4", "10 users: only a server has users"),
         ("train qwen3 8b q4_k_m on an l4", "q4_k_m: only llama.cpp runs such a file"),
         ("run qwen2.5-vl-7b with 1024x768 on an l4", "1024x768: the model's own size of images is taken"),
+        ("run qwen2.5-vl-7b with 1080p videos on an l4", "1080p videos: not understood"),
+        ("train llama-3.1-8b and serve it on an l4", "serve: the question is about training"),
     ],
 )
 def test_what_the_task_has_no_key_for_is_said(text, words):
     assert read_sentence(text).unmatched == (words,)
+
+
+@pytest.mark.parametrize(
+    ("text", "arch", "said"),
+    [
+        ("train mistral 7b on a t4", "hf:mistral-7b-v0.1", "mistral 7b is taken to be mistral-7b-v0.1; there are mistral-7b-v0.3"),
+        ("flux dev on a 4070", "diffusers:flux.1-dev", "flux dev is taken to be flux.1-dev; there are flux.2-dev"),
+        ("wan 2.2 5b on a 5090", "diffusers:wan2.2-ti2v-5b", "wan 2.2 5b is taken to be wan2.2-ti2v-5b"),
+        ("qwen2.5-coder-7b q8_0 on a 3060", "hf:qwen2.5-7b", "qwen2.5 coder 7b is taken to be qwen2.5-7b"),
+        ("70B QLoRA on 2 x 24GB GPUs", "hf:llama-3.1-70b", "70b is taken to be llama-3.1-70b; there are llama-3.3-70b"),
+    ],
+)
+def test_a_part_of_a_name_is_a_model_and_the_others_are_named(text, arch, said):
+    question = read_sentence(text)
+    assert question.items["arch"] == arch
+    assert any(line.startswith(said) for line in question.assumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "arch"),
+    [("resnet50", "torchvision:resnet50"), ("Llama 3.1 8B", "hf:llama-3.1-8b"), ("ResNet-50", "torchvision:resnet50")],
+)
+def test_a_name_alone_is_a_model(text, arch):
+    question = read_question(text, None)
+    assert (question.kind, question.items) == ("model", {"arch": arch})
+
+
+def test_an_unknown_model_is_named():
+    with pytest.raises(ConfigError, match="no known model is in this question"):
+        read_question("yolov8 training on a 3080", None)
 
 
 def test_devices_that_are_not_counted_are_named():
@@ -118,7 +180,8 @@ def test_a_command_of_ollama_with_an_unknown_model_is_refused():
 
 
 def test_long_words_take_no_time():
-    assert read_sentence("run " + "1-" * 190 + " on a t4") is None
+    with pytest.raises(ConfigError, match="no known model"):
+        read_sentence("run " + "1-" * 190 + " on a t4")
 
 
 MODELFILES = {

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 
+import pytest
+
 from sizer.base.errors import ConfigError
 from sizer.pasted.formats import read_config
+from sizer.pasted.reading import read_question
 from sizer.pasted.snapshot import read_snapshot
 from sizer.query.text import parse_query
 from sizer.serving.startup import compare, read_startup, refitted
@@ -126,6 +129,20 @@ def test_an_address_begins_with_its_model():
     found = pasting.address_of(read_config(QLORA), {"gpu": "t4", "batch": "9"})
     assert next(iter(found)) == "arch"
     assert (found["gpu"], found["batch"]) == ("t4", "2")
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("train resnet50 on a t4", ("float32,amp-float16", "1,8,32,128")),
+        ("resnet50", ("float32,amp-bfloat16", "1,8,32,128")),
+        ("mistral 7b lora batch 4 on a 4090", ("bfloat16", "4")),
+        ("serve qwen3 8b on an l4", (None, None)),
+    ],
+)
+def test_a_question_in_words_has_the_sizes_of_the_page(text, sizes):
+    found = pasting.address_of(read_question(text, None), {})
+    assert (found.get("dtype"), found.get("batch")) == sizes
 
 
 def server_or_step(request):
