@@ -159,6 +159,8 @@ def _close() -> None:
 def _show_question(found: Question) -> None:
     named = found.title if found.kind in ("model", "code", "words") else f"a {found.kind} of {found.title}"
     st.markdown(f"**Read as {named}**")
+    if found.kind == "words":
+        show_lines(found.unmatched)
     counts = f"{pluralize(len(found.read), 'line')} read, {len(found.assumed)} assumed, {len(found.unmatched)} not counted"
     with st.expander(counts):
         for title, rows in (
