@@ -23,6 +23,8 @@ _KNOWN = re.compile(
 )
 _OF_TRAININGS = ("model_name_or_path", "per_device_train_batch_size", "output_dir")  # one of these flags has each training
 _OF_DIFFUSERS = "pretrained_model_name_or_path"  # a flag of all of diffusers' example scripts
+# Scripts that train the denoiser of a pipeline. Others with that flag train something else, such as a ControlNet or an embedding.
+_OF_PIPELINES = {r"^train_(?:text_to_image|dreambooth)": "diffusers", r"^(?:sdxl_)?train_network\.py$": "sd-scripts"}
 SCRIPT = "launcher.script"
 ASSIGNED = re.compile(r"^[ \t]*([A-Za-z_]\w*)\s*=\s*(\"[^\"\n]*\"|'[^'\n]*'|[\w.]+)\s*(?:#.*)?$", re.MULTILINE)
 
@@ -65,9 +67,12 @@ def read_command(text: str) -> dict[str, Any]:
         found = [_plain(value)] if has_value else [_plain(text) for text in values] or [True]
         lines[name] = found if len(found) > 1 else found[0]
     if _OF_DIFFUSERS in lines:
-        script = next((word.rpartition("/")[2] for word in words if _is_script(word)), "")
+        script = next((word.rpartition("/")[2].lstrip(".") for word in words if _is_script(word)), "")  # ".\\" loses its backslash
+        kind = next((name for sign, name in _OF_PIPELINES.items() if re.search(sign, script)), None)
+        if kind is None:
+            return {}
         flags = {key: value for key, value in lines.items() if not key.startswith(CALL)}
-        lines = {f"{CALL}diffusers": True, SCRIPT: script} | flags
+        lines = {f"{CALL}{kind}": True, SCRIPT: script} | flags
     elif lines.keys().isdisjoint(_OF_TRAININGS):
         return {}
     if (half := lines.get("mixed_precision")) in ("bf16", "fp16"):

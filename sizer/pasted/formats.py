@@ -109,7 +109,7 @@ def _has(config: Config, sign: str) -> bool:
 def _processes(draft: Draft, config: Config) -> None:
     """Read the number of processes of a launcher, for a sharding parallelism or else for DDP."""
     count = as_number(config.get(PROCESSES)) or 1
-    if count > 1 and f"{CALL}diffusers" in config:
+    if count > 1 and not config.keys().isdisjoint((f"{CALL}diffusers", f"{CALL}sd-scripts")):
         draft.unmatched.append(f"{count} processes: pipelines are counted on one GPU")
     elif count > 1:
         ways = {} if "parallel" in draft.items else {"parallel": "ddp"}
@@ -548,6 +548,43 @@ def _diffusers(draft: Draft, config: Config) -> None:
     draft.assume("the scripts' default", optimizer="adamw")
 
 
+def _kohya(draft: Draft, config: Config) -> None:
+    """Read the flags of kohya's train_network.py and sdxl_train_network.py (networks/lora.py, library/train_util.py, 2026)."""
+    script = as_text(config[SCRIPT])
+    draft.take(script, train="adapter")
+    repository = as_text(config["pretrained_model_name_or_path"])
+    if not lines.pipeline(draft, "pretrained_model_name_or_path", repository):
+        preset = "sdxl" if script.startswith("sdxl") else "sd1.5"
+        draft.assume(f"{repository}: the file is taken to be {preset}", arch=f"diffusers:{preset}")
+    if (module := as_text(config.get("network_module", "networks.lora"))) != "networks.lora":
+        draft.unmatched.append(f"network_module: {module}, counted as networks.lora")
+    draft.take_or_assume("network_dim", as_number(config.get("network_dim")), "r", 4, "the script's default")
+    draft.take_or_assume("network_alpha", as_number(config.get("network_alpha")), "alpha", 1, "the script's default")
+    draft.assume("networks.lora adapts the layers of the transformer blocks", targets=_LAYERS_OF_KOHYA)
+    if not as_flag(config.get("network_train_unet_only")):
+        draft.unmatched.append("the adapters of the text encoders, without network_train_unet_only")
+    _precision(draft, config, casts=True, why="the script casts frozen weights, and trains float32 adapters under autocast")
+    sides = re.findall(r"[0-9]+", " ".join(map(as_text, [config.get("resolution", "")])))
+    size = {"image": "x".join(reversed(sides[:2]))} if len(set(sides)) == 2 else {"image": sides[0]} if sides else {}
+    if size:
+        draft.take(f"resolution: {','.join(sides)}", **size)
+    else:
+        draft.assume("the resolution is in another file", image=1024 if script.startswith("sdxl") else 512)
+    kinds = {"latents": "cache_latents", "prompts": "cache_text_encoder_outputs"}
+    cached = [key for key, name in kinds.items() if as_flag(config.get(name)) or as_flag(config.get(f"{name}_to_disk"))]
+    draft.assume("what is encoded before training", cached="all" if len(cached) == 2 else cached[0] if cached else "none")
+    if as_flag(config.get("use_8bit_adam")):
+        draft.take("use_8bit_adam: true", optimizer="adamw-8bit")
+    draft.assume("the script's default", optimizer="adamw")
+    draft.assume("the batch size is in dataset_config" if "dataset_config" in config else "the script's default", batch=1)
+    if not any(as_flag(config.get(name)) for name in ("sdpa", "xformers")):
+        draft.unmatched.append("attention without --sdpa or --xformers, which computes whole matrices")
+
+
+# Linear layers and 1 x 1 convolutions of Transformer2DModel.
+_LAYERS_OF_KOHYA = "to_q,to_k,to_v,to_out.0,proj_in,proj_out,ff.net.0.proj,ff.net.2"
+
+
 # ---------------------------------------------------------------------------------------------------------------- the formats
 
 _HUGGING_FACE: dict[str, Reader] = {
@@ -725,6 +762,28 @@ FORMATS = (
         joint=(
             *("pretrained_model_name_or_path", "rank", "use_8bit_adam", "resolution", "cache_latents", "optimizer"),
             *_PRECISION,
+        ),
+    ),
+    Format(
+        key="sd-scripts",
+        title="kohya's sd-scripts",
+        signs=((f"{CALL}sd-scripts",),),
+        lines={
+            "train_batch_size": number("batch"),
+            "gradient_accumulation_steps": number("accumulate"),
+            "gradient_checkpointing": switch(checkpointing=1),
+            "optimizer_type": lines.optimizer,
+            **dict.fromkeys(("sdpa", "xformers", "network_train_unet_only", "no_half_vae", "num_cpu_threads_per_process"), nothing),
+            **dict.fromkeys(("train_data_dir", "output_name", "save_model_as", "save_every_n_epochs", "network_args"), nothing),
+            **dict.fromkeys(("max_train_steps", "max_train_epochs", "min_snr_gamma", "noise_offset", "clip_skip"), nothing),
+            **dict.fromkeys(("shuffle_caption", "keep_tokens", "prior_loss_weight", "save_precision", "unet_lr"), nothing),
+            **dict.fromkeys(("text_encoder_lr", "optimizer_args", "dataset_config", "caption_extension"), nothing),
+        },
+        finish=_kohya,
+        joint=(
+            *("pretrained_model_name_or_path", "network_module", "network_dim", "network_alpha", "resolution", *_PRECISION),
+            *("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk"),
+            *("use_8bit_adam",),
         ),
     ),
     Format(

@@ -37,8 +37,15 @@ def read_mapping(text: str) -> dict[str, Any]:
         raise ConfigError(
             "the flags of this script are not read",
             given=quote(text.strip(), 60),
-            allowed="flags of transformers', TRL's and diffusers' example scripts",
+            allowed="flags of transformers', TRL's and diffusers' example scripts, and of kohya's train_network.py",
             todo="run it without a GPU: write `sizer run -- ` before the command",
+        )
+    if _PYTHON.search(text):
+        raise ConfigError(
+            "this Python code has no call that is read here",
+            given=quote(text.strip(), 60),
+            allowed="arguments of a Trainer, or calls of from_pretrained, diffusers' pipelines and vLLM's LLM",
+            todo="run the script without a GPU: sizer run -- SCRIPT.py",
         )
     try:
         value = yaml.load(text, Loader=PlainLoader)
@@ -67,7 +74,9 @@ ALLOWED = (
     "vLLM, a model's config.json or name, a question in words that names a model, or an out-of-memory message"
 )
 
+_PYTHON = re.compile(r"^[ \t]*(?:import [A-Za-z_][\w.]*|from [A-Za-z_][\w.]* import )", re.MULTILINE)
 _FILE = "the command names a file that is not in the text"
+_IN_WORDS = 'ask in words: "train a LoRA of FLUX.1-dev, rank 16, batch 1, 1024 px on a 4090"'
 _SERVE = "choose the model and the task Serving"
 # Programs with commands that are not read: a sign of the text, the fault, and the remedy.
 _OTHER_PROGRAMS = (
@@ -82,9 +91,15 @@ _OTHER_PROGRAMS = (
     (r"\bkoboldcpp\b", "the flags of KoboldCpp are not read", f"{_SERVE} with the engine llama.cpp, which KoboldCpp runs"),
     (r"^\s*(?:\$ )?lms\s", "the commands of LM Studio are not read", f"{_SERVE} with the engine llama.cpp, which LM Studio runs"),
     (r"\b(?:tabbyAPI|exllamav[23]|aphrodite)\b", "this server is not planned", f"{_SERVE} with the engine vllm"),
+    (
+        r"\bAllocation on device\b|\bOutOfMemoryError\b",
+        "this message has no sizes",
+        "paste the whole message of PyTorch; ComfyUI prints it with --disable-cuda-malloc",
+    ),
     (r"\bmlx_lm\b", "MLX is not PyTorch: its memory is not counted", "choose the model, and the Mac as device"),
     (r"^\s*(?:\$ )?(?:llamafactory-cli|axolotl)\s", _FILE, "paste the YAML file itself"),
     (r"^\s*(?:\$ )?tune\s+run\s", _FILE, "paste the YAML file, which `tune cp` writes"),
+    (r"^\s*-?\s*type:\s*['\"]?(?:sd_trainer|ui_trainer|diffusion_trainer)", "the config of ai-toolkit is not read", _IN_WORDS),
     (r"\bswift\s+(?:sft|pt|rlhf)\b", "the flags of ms-swift are not read", "paste a TRL config of the same training"),
 )
 
@@ -95,7 +110,7 @@ def _refuse_other_programs(text: str) -> None:
         names = re.findall(r"\|\s{1,9}[0-9]{1,3}\s{1,9}([A-Z].{2,40}?)\s{2}", text)
         raise ConfigError("nvidia-smi's table names devices, not work", given="NVIDIA-SMI", todo=_device_of(names))
     for sign, what, todo in _OTHER_PROGRAMS:
-        if re.search(sign, text):
+        if re.search(sign, text, re.MULTILINE):
             raise ConfigError(what, given=quote(text.strip(), 60), todo=todo)
 
 

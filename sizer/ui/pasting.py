@@ -36,7 +36,7 @@ CURVES = {"allocated": COLOURS["parameter"], "reserved": COLOURS["activation"]} 
 TITLES = {ConfigError: "This was not understood", RequestError: "This was not understood"}
 ACCEPTED = (
     "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate; a command or Python code with the "
-    "arguments of a Trainer or of diffusers' training scripts, or these as JSON; the log, error or command of a server "
+    "arguments of a Trainer, of diffusers' training scripts or kohya's, or these as JSON; the log, error or command of a server "
     "(vLLM, SGLang, llama.cpp), or the command of Ollama; a question in words, such as \"can I run Qwen3 32B on a 3090?\"; code "
     "of diffusers, transformers or vLLM; an out-of-memory message; a model's "
     "config.json or name; or a file with a memory snapshot of PyTorch."

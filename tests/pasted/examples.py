@@ -566,4 +566,25 @@ accelerate launch --num_processes 4 --mixed_precision bf16 train_text_to_image.p
   --pretrained_model_name_or_path runwayml/stable-diffusion-v1-5 --use_ema
 """, {"arch": "diffusers:sd1.5", "mode": "training", "train": "all", "dtype": "amp-bfloat16", "image": "512", "batch": "8",
       "optimizer": "adamw"}, ("use_ema", "4 processes")),
+    Example("sd-scripts", "LoRA of SDXL", """
+accelerate launch sdxl_train_network.py --pretrained_model_name_or_path="./sd_xl_base_1.0.safetensors" --train_data_dir="./img" \\
+  --resolution="1024,1024" --output_dir="./out" --network_module=networks.lora --network_dim=32 \\
+  --network_alpha=16 --train_batch_size=2 --mixed_precision="bf16" --optimizer_type="AdamW8bit" --gradient_checkpointing \\
+  --cache_latents --xformers --max_train_steps=2000
+""", {"arch": "diffusers:sdxl", "mode": "training", "train": "adapter", "r": "32", "alpha": "16", "dtype": "bfloat16",
+      "image": "1024", "targets": "to_q,to_k,to_v,to_out.0,proj_in,proj_out,ff.net.0.proj,ff.net.2", "batch": "2",
+      "optimizer": "adamw-8bit", "checkpointing": "1", "cached": "latents"}, ("text encoders",)),
+    Example("sd-scripts", "LoRA of Stable Diffusion 1.5, from a repository", """
+accelerate launch train_network.py --pretrained_model_name_or_path=runwayml/stable-diffusion-v1-5 --resolution=512,768 \\
+  --network_train_unet_only --cache_text_encoder_outputs --cache_latents_to_disk --mixed_precision=fp16 --max_train_steps=1000
+""", {"arch": "diffusers:sd1.5", "mode": "training", "train": "adapter", "r": "4", "alpha": "1", "dtype": "float16",
+      "image": "768x512", "targets": "to_q,to_k,to_v,to_out.0,proj_in,proj_out,ff.net.0.proj,ff.net.2", "batch": "1",
+      "optimizer": "adamw", "cached": "all"}, ("sdpa",)),
+    Example("sd-scripts", "sizes in another file", """
+accelerate launch .\\sdxl_train_network.py --pretrained_model_name_or_path D:\\models\\juggernaut.safetensors --sdpa \\
+  --dataset_config set.toml --network_module lycoris.kohya --network_dim 8 --network_alpha 4 \\
+  --mixed_precision bf16 --optimizer_type Prodigy
+""", {"arch": "diffusers:sdxl", "mode": "training", "train": "adapter", "r": "8", "alpha": "4", "dtype": "bfloat16",
+      "image": "1024", "targets": "to_q,to_k,to_v,to_out.0,proj_in,proj_out,ff.net.0.proj,ff.net.2", "batch": "1",
+      "optimizer": "adamw", "cached": "none"}, ("lycoris", "Prodigy", "text encoders")),
 ]  # fmt: skip
