@@ -137,7 +137,8 @@ def choose_head(config: PreTrainedConfig, head: str | None) -> tuple[type[PreTra
 def _requested(config: PreTrainedConfig, heads: dict[str, type[PreTrainedModel]], head: str) -> type[PreTrainedModel]:
     if head in heads:
         return heads[head]
-    if head == AUTO and (found := next((name for name in _names_in(BASE_MAPPINGS[:1], config.model_type) if name in heads), None)):
+    named = _names_in(BASE_MAPPINGS[:1], config.model_type) if head == AUTO else _names_of(head, config.model_type)
+    if (found := next((name for name in named if name in heads), None)) is not None:
         return heads[found]
     names = sorted({*heads, *(name for part in parts_of(config) for name in fitting_heads(part))})
     raise RequestError(
@@ -146,6 +147,14 @@ def _requested(config: PreTrainedConfig, heads: dict[str, type[PreTrainedModel]]
         allowed=", ".join(names),
         todo=suggest(head, names),
     )
+
+
+def _names_of(head: str, model_type: str) -> tuple[str, ...]:
+    """Return the classes that an auto class such as AutoModelForSequenceClassification has for a type; empty for another name."""
+    if not head.startswith("AutoModel") or head not in vars(modeling_auto):
+        return ()
+    names = getattr(modeling_auto, head)._model_mapping._model_mapping.get(model_type, ())
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _usual(config: PreTrainedConfig, heads: dict[str, type[PreTrainedModel]]) -> type[PreTrainedModel]:

@@ -229,6 +229,18 @@ def find_source(text: str) -> tuple[str, str] | None:
     return ("timm", text) if TIMM_NAME.fullmatch(text) else None
 
 
+# Owners of repositories that had none until 2023 (huggingface.co/docs/hub/repositories-settings), by the beginning of the name.
+_OWNERS = {
+    **dict.fromkeys(("bert-base-", "bert-large-"), "google-bert"),
+    **dict.fromkeys(("albert-base-", "albert-large-", "albert-xlarge-", "albert-xxlarge-"), "albert"),
+    **dict.fromkeys(("distilbert-base-", "distilroberta-base"), "distilbert"),
+    **dict.fromkeys(("roberta-base-", "roberta-large-", "xlm-roberta-", "xlm-mlm-"), "FacebookAI"),
+    **dict.fromkeys(("t5-3b", "t5-11b"), "google-t5"),
+    **dict.fromkeys(("xlnet-base-", "xlnet-large-"), "xlnet"),
+    "camembert-base": "almanach",
+}
+
+
 def arch_of(repository: str) -> str | None:
     """Return the architecture of a repository as a query names it, a preset if it has one; None for another text.
 
@@ -247,7 +259,10 @@ def arch_of(repository: str) -> str | None:
     names = {name.rpartition("/")[2]: key for name, key in known.items()}
     plain = _QUANTIZED.sub("", folder)
     found = next((names[one] for one in (folder, plain, _TUNED.sub("", plain)) if one in names), None)
-    return f"hf:{found}" if found else None
+    if found:
+        return f"hf:{found}"
+    owner = next((owner for begin, owner in _OWNERS.items() if text.startswith(begin)), None)
+    return f"hub:{owner}/{text}" if owner and REPO_ID.fullmatch(f"{owner}/{text}") else None
 
 
 def _plain(name: str) -> str:

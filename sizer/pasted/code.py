@@ -15,10 +15,19 @@ MAX_CALL, MAX_CALLS = 4_000, 64  # characters of a call, calls of a text; real o
 _PROGRAMS = ("accelerate", "deepspeed", "llamafactory-cli", "python", "python3", "torchrun", "trl")
 _SHELL = re.compile(rf"^\s*(?:!|\$ )?\s*(?:[A-Z_]+=\S*\s+)*(?:uv run\s+)?(?:{'|'.join(_PROGRAMS)})\s", re.MULTILINE)
 _TRAINERS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "grpo": "GRPO", "rloo": "RLOO", "reward": "Reward"}
+# transformers' example scripts that load another class than the usual one of a model's type (examples/pytorch, 5.24).
+_HEADS = {
+    "run_glue.py": "AutoModelForSequenceClassification",
+    "run_classification.py": "AutoModelForSequenceClassification",
+    "run_xnli.py": "AutoModelForSequenceClassification",
+    "run_ner.py": "AutoModelForTokenClassification",
+    "run_qa.py": "AutoModelForQuestionAnswering",
+    "run_swag.py": "AutoModelForMultipleChoice",
+}
 _CONFIGS = tuple(f"{name}Config" for name in _TRAINERS.values())
 _ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SentenceTransformerTrainingArguments")
 _KNOWN = re.compile(
-    rf"\b(?:{'|'.join((*_CONFIGS, *_ARGUMENTS))}|LoraConfig|BitsAndBytesConfig|FastLanguageModel\.get_peft_model"
+    rf"\b(?:{'|'.join((*_CONFIGS, *_ARGUMENTS))}|LoraConfig|BitsAndBytesConfig|Fast\w{{0,16}}Model\.get_peft_model"
     r"|[A-Za-z]\w*\.from_pretrained)\s*\("
 )
 _OF_TRAININGS = ("model_name_or_path", "per_device_train_batch_size", "output_dir")  # one of these flags has each training
@@ -46,6 +55,8 @@ def read_command(text: str) -> dict[str, Any]:
     factory = any(word.startswith("llamafactory") for word in words)
     if not factory:
         lines[f"{CALL}{trainer}Config" if trainer else f"{CALL}TrainingArguments"] = True
+        if (known := next((_HEADS[name] for word in words if (name := word.rpartition("/")[2]) in _HEADS), None)) is not None:
+            lines["model_class"] = known
     place = 0
     while place < len(words):
         word, place = words[place], place + 1
@@ -199,10 +210,12 @@ def _model(name: str, given: dict[str, Any], call: ast.Call, names: dict[str, st
     for key in ("pretrained_model_name_or_path", "model_name"):
         repository = repository or given.get(key)
     yield "model_name_or_path", repository
+    yield "model_class", name.partition(".")[0]
+    yield "num_labels", given.get("num_labels")
     yield "dtype", given.get("dtype") or given.get("torch_dtype")
     for key in ("attn_implementation", "load_in_4bit", "load_in_8bit"):
         yield key, given.get(key)
-    if "FastLanguageModel" in name:
+    if name.startswith("Fast"):
         yield "load_in_4bit", "load_in_8bit" not in given
         yield "max_length", given.get("max_seq_length")
         yield "unsloth", "its own kernels"

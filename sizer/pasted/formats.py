@@ -595,6 +595,8 @@ _HUGGING_FACE: dict[str, Reader] = {
     "attn_implementation": lines.attention,
 }
 _ADAPTERS: dict[str, Reader] = {
+    "model_class": lines.head,
+    "num_labels": number("classes"),
     "model_name_or_path": lines.model,
     "max_length": number("seq"),
     "max_seq_length": number("seq"),

@@ -21,7 +21,14 @@ from sizer.pasted.question import Draft, Question
 
 # Names have bounded lengths, so that every text is searched quickly.
 _NAME = r"\w{1,64}"
-_PIPELINE = r"(?:\w{0,64}Pipeline\w{0,64}|AutoPipelineFor\w{1,64})\.from_pretrained"
+_PIPELINE = r"(?:\w{0,64}Pipeline\w{0,64}|AutoPipelineFor\w{1,64})\.from_(?:pretrained|single_file)"
+# The usual model of a class, for a file without a repository.
+_OF_FILES = {
+    "StableDiffusionPipeline": "sd1.5",
+    "StableDiffusionXLPipeline": "sdxl",
+    "StableDiffusion3Pipeline": "sd3-medium",
+    "FluxPipeline": "flux.1-dev",
+}
 _OF_PIPELINES = rf"{_NAME}(?:\.{_NAME})?\.(?:enable|set|load)_{_NAME}|apply_group_offloading"
 _BITS = r"\w{0,64}BitsAndBytesConfig"  # libraries have one each, so that code renames them
 _OF_MODELS = rf"{_NAME}\.from_pretrained|{_BITS}|{_NAME}\.generate|pipeline"
@@ -29,6 +36,18 @@ _CALL = r"(?<![\w.])(?:{})[ \t]*\("
 _MADE = re.compile(rf"(?m)^[ \t]*({_NAME})[ \t]*=[ \t]*{_PIPELINE}[ \t]*\(")
 _SERVER = r"(?:vllm\.)?LLM|(?:sglang|sgl)\.Engine|(?:llm\.)?LLMConfig"
 _IMPORTS = re.compile(r"(?m)^[ \t]*(?:from|import)\s+(?:vllm|sglang|ray)\b")
+_IMPORTS_LLAMA = re.compile(r"(?m)^[ \t]*(?:from|import)\s+(?:llama_cpp|ctransformers)\b")
+_LLAMA = r"(?:llama_cpp\.)?Llama(?:\.from_pretrained)?|AutoModelForCausalLM\.from_pretrained"
+# Arguments of llama-cpp-python's class Llama (0.3) and of ctransformers (0.2): the flags of llama.cpp with the same meaning.
+_FLAGS_OF_LLAMA = {
+    "model_path": "--model",
+    "n_gpu_layers": "--n-gpu-layers",
+    "gpu_layers": "--n-gpu-layers",
+    "n_ctx": "--ctx-size",
+    "context_length": "--ctx-size",
+    "n_batch": "--batch-size",
+    "n_ubatch": "--ubatch-size",
+}
 _GENERATES = ("text-generation", "image-text-to-text", "any-to-any")  # tasks of transformers' pipeline()
 _HEADS = re.compile(r"(?:CausalLM|Seq2SeqLM|ImageTextToText|ConditionalGeneration|MultimodalLM|LMHeadModel)$")
 _FRAMES = ("num_frames", "video_length", "frames")
@@ -55,21 +74,27 @@ def read_inference(text: str) -> Question | None:
     """Return the question of code that runs a pipeline or a model of transformers; None for another text."""
     if len(text) > MAX_BYTES:
         return None
-    if pipelines := list(_calls(text, _PIPELINE)):
+    if pipelines := list(calls_in(text, _PIPELINE)):
         return _pipeline(text, pipelines[0])
-    calls = list(_calls(text, _OF_MODELS))
+    calls = list(calls_in(text, _OF_MODELS))
     return _model(calls) if any(_is_model(call) for call in calls) else None
 
 
 def server_command(text: str) -> tuple[str, tuple[str, ...], bool] | None:
     """Return the command of a server with the arguments of its class in Python; None for other code.
 
-    The classes are vLLM's LLM, SGLang's Engine, and Ray's LLMConfig, whose `engine_kwargs` are vLLM's. The names of arguments
-    without a value in the text come second. The last value is True for LLM, which vLLM calls offline inference.
+    The classes are vLLM's LLM, SGLang's Engine, Ray's LLMConfig, whose `engine_kwargs` are vLLM's, and llama-cpp-python's Llama.
+    The names of arguments without a value in the text come second. The last value is True for LLM, vLLM's
+    offline inference.
     """
-    if len(text) > MAX_BYTES or _IMPORTS.search(text) is None:
+    if len(text) > MAX_BYTES:
         return None
-    if (call := next(_calls(text, _SERVER), None)) is None:
+    if _IMPORTS_LLAMA.search(text) is not None:
+        call = next(calls_in(text, _LLAMA), None)
+        return None if call is None else (shlex.join(_llama_words(call)), call.unread, False)
+    if _IMPORTS.search(text) is None:
+        return None
+    if (call := next(calls_in(text, _SERVER), None)) is None:
         return None
     given = dict(call.given)
     if call.name.endswith("LLMConfig"):
@@ -87,7 +112,26 @@ def server_command(text: str) -> tuple[str, tuple[str, ...], bool] | None:
     return shlex.join(words), call.unread, call.name.endswith("LLM")
 
 
-def _calls(text: str, names: str) -> Iterator[Call]:
+def _llama_words(call: Call) -> list[str]:
+    """Return the command of llama.cpp's server for a call that loads a file."""
+    given = call.given
+    repository = given.get("repo_id") or (None if "model_path" in given else call.first)
+    file = given.get("filename") or given.get("model_file")
+    words = ["llama-server"]
+    if isinstance(file, str):
+        words += ["--model", file]
+    elif isinstance(repository, str):
+        words += ["--hf-repo", repository]
+    for name, flag in _FLAGS_OF_LLAMA.items():
+        if isinstance(value := given.get(name), str | int) and not isinstance(value, bool):
+            words += [flag, str(999 if value == -1 and flag == "--n-gpu-layers" else value)]
+    if not any(name in given for name in ("n_gpu_layers", "gpu_layers")):
+        words += ["--n-gpu-layers", "0"]
+    return words + (["--flash-attn", "on"] if given.get("flash_attn") else [])
+
+
+def calls_in(text: str, names: str) -> Iterator[Call]:
+    """Yield the calls of functions whose names match a pattern."""
     assigned = {found[1]: found[2] for found in ASSIGNED.finditer(text)}
     for found in islice(re.finditer(_CALL.format(names), text), MAX_CALLS):
         if (tree := call_at(text, found.start(), found.end())) is None:
@@ -103,7 +147,11 @@ def _calls(text: str, names: str) -> Iterator[Call]:
 def _pipeline(text: str, made: Call) -> Question:
     draft = Draft(title="a pipeline of diffusers", items={"mode": "inference"})
     repository = made.first or made.given.get("pretrained_model_name_or_path")
-    _take_pipeline(draft, repository)
+    cls, _, way = made.name.rpartition(".")
+    if way == "from_single_file" and (preset := _OF_FILES.get(cls.rpartition(".")[2])) is not None:
+        draft.assume(f"the file is taken to be {preset}, the usual model of {cls}", arch=f"diffusers:{preset}")
+    else:
+        _take_pipeline(draft, repository)
     _take_dtype(draft, made, "diffusers loads weights in float32 unless the code says otherwise", "float32")
     missing = [name for name in made.given if name.startswith(("text_encoder", "image_encoder")) and _is_none(made.tree, name)]
     if missing:
@@ -115,13 +163,13 @@ def _pipeline(text: str, made: Call) -> Question:
         else:
             weights[part] = how
     pipes = list(dict.fromkeys(found[1] for found in _MADE.finditer(text)))
-    for call in _calls(text, _OF_PIPELINES):
+    for call in calls_in(text, _OF_PIPELINES):
         if call.name.partition(".")[0] in (*pipes, "apply_group_offloading"):
             _setting(draft, call, weights)
     if weights:
         draft.take("quantized parts", weights=",".join(f"{part}:{how}" if part else how for part, how in weights.items()))
     for name in pipes:
-        for call in islice(_calls(text, re.escape(name)), 1):
+        for call in islice(calls_in(text, re.escape(name)), 1):
             _called(draft, call)
     if "offload" not in draft.items and not re.search(r"\.to\(\s*[\"']cuda|device_map|\.cuda\(", text):
         draft.assume("the code does not place the parts: all are assumed to be on the device")
@@ -147,12 +195,12 @@ def _take_dtype(draft: Draft, call: Call, why: str, otherwise: str) -> None:
 
 def _quantized_parts(text: str) -> Iterator[tuple[str, str | None]]:
     """Yield the quantized parts of a pipeline with the layout of their weights; None for another layout than those of a query."""
-    bits = list(_calls(text, _BITS))
-    for call in _calls(text, "PipelineQuantizationConfig"):
+    bits = list(calls_in(text, _BITS))
+    for call in calls_in(text, "PipelineQuantizationConfig"):
         how = _layout({**call.given, **(call.given.get("quant_kwargs") or {})})
         parts = call.given.get("components_to_quantize")
         yield from ((part, how) for part in ([parts] if isinstance(parts, str) else parts or [""]))
-    for call in _calls(text, rf"{_NAME}\.from_pretrained"):
+    for call in calls_in(text, rf"{_NAME}\.from_pretrained"):
         part = call.given.get("subfolder")
         if "quantization_config" in call.given and isinstance(part, str):
             yield part, _layout(bits[0].given) if bits else None
@@ -217,7 +265,7 @@ def _is_model(call: Call) -> bool:
     owner, _, name = call.name.rpartition(".")
     if call.name == "pipeline":
         return isinstance(call.given.get("model"), str)
-    other = re.search(r"Tokenizer|Processor|Config|FeatureExtractor|Scheduler|Generation", owner)
+    other = re.search(r"Tokenizer|Processor|Config|FeatureExtractor|Scheduler", owner)
     return name == "from_pretrained" and not other
 
 
@@ -235,13 +283,19 @@ def _model(calls: list[Call]) -> Question:
         draft.take(f"from_pretrained: {repository}", arch=arch)
     else:
         draft.assume("the code names no repository: the model of the form is kept")
+    by_unsloth = made.name.startswith("Fast")  # FastLanguageModel, FastVisionModel, FastModel
     why = "transformers loads weights in the checkpoint's dtype, mostly this one for such models"
-    _take_dtype(draft, made, why, "bfloat16" if generates else "float32")
+    if by_unsloth:
+        draft.unmatched.append("unsloth: its own kernels")
+        why = "Unsloth's default"
+    _take_dtype(draft, made, why, "bfloat16" if generates or by_unsloth else "float32")
     named = next((call.given for call in calls if call.name.endswith("BitsAndBytesConfig")), None)
     bits = made.given if named is None else named
     if named is None and "quantization_config" in made.given:
         draft.unmatched.append("quantization_config: only that of bitsandbytes is read; weights are counted unquantized")
-    if bits.get("load_in_4bit"):
+    if by_unsloth and "load_in_8bit" not in bits and bits.get("load_in_4bit", True):
+        draft.take("load_in_4bit", weights="nf4")
+    elif bits.get("load_in_4bit"):
         double = bits.get("bnb_4bit_use_double_quant")
         kind = ("nf4-dq" if double else "nf4") if bits.get("bnb_4bit_quant_type", "fp4") == "nf4" else "fp4"
         draft.take("load_in_4bit", weights=kind)
@@ -254,6 +308,11 @@ def _model(calls: list[Call]) -> Question:
         draft.take("load_in_8bit", weights="int8")
     if (way := made.given.get("attn_implementation")) is not None:
         lines.attention(draft, "attn_implementation", way)
+    if made.name != "pipeline":
+        lines.head(draft, "class", made.name.partition(".")[0])
+    piped = next((call.given.get("batch_size") for call in calls if call.name == "pipeline"), None)
+    if isinstance(piped, int):
+        draft.take(f"batch_size={piped}", batch=piped)
     if generation is not None and isinstance(new := generation.given.get("max_new_tokens"), int):
         draft.take(f"max_new_tokens={new}", new=new)
     draft.assume("one sequence", batch=1)

@@ -156,6 +156,17 @@ def attention(draft: Draft, name: str, value: object) -> bool:
     return False
 
 
+_OTHER_HEAD = re.compile(r"\w{1,64}For(?:(?:Sequence|Token)Classification|QuestionAnswering|MultipleChoice)")
+
+
+def head(draft: Draft, name: str, value: object) -> bool:
+    """Read the class of a model that has another head than the usual one of its type, such as one that classifies."""
+    text = as_text(value)
+    if text == "AutoModel" or _OTHER_HEAD.fullmatch(text):
+        draft.take(f"{name}: {text}", head=text)
+    return True
+
+
 def nothing(draft: Draft, name: str, value: object) -> bool:
     """Read a line that changes no memory."""
     draft.irrelevant += 1

@@ -6,6 +6,7 @@ from sizer.base.errors import ConfigError, quote
 from sizer.pasted.formats import read_config
 from sizer.pasted.inference import read_inference, server_command
 from sizer.pasted.model import read_model
+from sizer.pasted.named_models import read_named_model
 from sizer.pasted.question import Line, Question
 from sizer.pasted.sentence import read_sentence
 from sizer.serving.launch import is_launch, read_launch
@@ -26,7 +27,8 @@ def read_question(text: str, gpu: str | None) -> Question:
     except ConfigError:
         found_call = server_command(text)
         if found_call is None and (not is_launch(text) or _is_in_words(text)):
-            if (found := read_inference(text) or read_model(text) or read_sentence(text)) is None:
+            found = read_inference(text) or read_named_model(text) or read_model(text) or read_sentence(text)
+            if found is None:
                 raise
             return found
     command, unread, offline = found_call or (text, (), False)

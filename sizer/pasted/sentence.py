@@ -90,6 +90,12 @@ _ANYWHERE: tuple[tuple[str, dict[str, str]], ...] = (
     (r"\beager attention\b", {"attention": "eager"}),
     (r"\bexpandable segments\b", {"expandable": "1"}),
 )
+# Words for a head that classifies, and its class.
+_HEADS = (
+    (r"\b(?:token classif\w+|ner)\b", "AutoModelForTokenClassification"),
+    (r"\b(?:text |sequence )?classif\w+\b", "AutoModelForSequenceClassification"),
+    (r"\b(?:question answering|squad)\b", "AutoModelForQuestionAnswering"),
+)
 # What other parts of the program answer, and what is not counted, by words.
 _ELSEWHERE = (
     (r"\b(?:how many|number of)(?: (?:gpus?|cards?|devices?))?", "ask “On how many GPUs?” below the answer, or `sizer ranks`"),
@@ -355,6 +361,10 @@ def _take_sizes(draft: Draft, words: Words) -> None:
 def _take_options(draft: Draft, words: Words) -> None:
     """Note further options of the task."""
     mode = draft.items["mode"]
+    preset = find_preset(draft.items["arch"][3:]) if draft.items["arch"].startswith("hf:") else None
+    for pattern, head in _HEADS if preset is not None and preset.modality == "text" and mode in ("training", "inference") else ():
+        if (found := words.take(pattern)) is not None:
+            draft.take(found[0], head=head)
     for pattern, items in (*(_OPTIONS if mode == "training" else ()), *(_ANYWHERE if mode != "serve" else ())):
         if (found := words.take(pattern)) is not None:
             draft.take(found[0], **{key: value or found[1] for key, value in items.items()})

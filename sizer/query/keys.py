@@ -380,7 +380,7 @@ KEYS: dict[str, Key] = {
     "head": _field(
         "head",
         read_head,
-        allowed="a transformers class, e.g. LlamaForCausalLM",
+        allowed="a transformers class, e.g. LlamaForCausalLM or AutoModelForSequenceClassification",
         otherwise="the config's class, or the usual one of its model type",
         affects=MODULE,
     ),

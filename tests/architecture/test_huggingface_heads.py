@@ -67,6 +67,23 @@ def test_the_head_asked_for_wins():
     assert (cls.__name__, notes) == ("BertForSequenceClassification", ())
 
 
+@pytest.mark.parametrize(
+    ("head", "cls"),
+    [
+        ("AutoModelForSequenceClassification", "BertForSequenceClassification"),
+        ("AutoModelForCausalLM", "BertLMHeadModel"),
+        ("AutoModel", "BertModel"),
+    ],
+)
+def test_an_auto_class_is_the_class_of_its_type(head, cls):
+    assert choose_head(AutoConfig.for_model("bert"), head)[0].__name__ == cls
+
+
+def test_an_auto_class_without_one_for_the_type_is_refused():
+    with pytest.raises(RequestError, match="head does not fit a bert config"):
+        choose_head(AutoConfig.for_model("bert"), "AutoModelForCTC")
+
+
 def test_the_configs_own_architecture_comes_next():
     config = AutoConfig.for_model("bert", architectures=["BertForTokenClassification"])
     cls, notes = choose_head(config, None)
@@ -86,7 +103,7 @@ def test_an_architecture_that_does_not_fit_is_noted():
     )
 
 
-@pytest.mark.parametrize("head", ["GPT2LMHeadModel", "AutoModel", "os", "__builtins__", "LlamaPreTrainedModel", ""])
+@pytest.mark.parametrize("head", ["GPT2LMHeadModel", "os", "__builtins__", "LlamaPreTrainedModel", ""])
 def test_a_head_that_does_not_fit_is_refused(head):
     with pytest.raises(RequestError, match=r"head does not fit a llama config: given .*, allowed LlamaForCausalLM, "):
         huggingface_blueprint({"model_type": "llama"}, name="llama", head=head)

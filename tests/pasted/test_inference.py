@@ -197,3 +197,74 @@ config = LLMConfig(
 def test_other_programs_of_servers_are_refused_by_name(text: str, said: str):
     with pytest.raises(ConfigError, match=re.escape(said)):
         read_question(text, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        (
+            """import torch, torchvision
+model = torchvision.models.resnet50(weights="DEFAULT", num_classes=10).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+loader = torch.utils.data.DataLoader(ds, batch_size=128)
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = criterion(model(images), labels)
+loss.backward()""",
+            "arch=torchvision:resnet50&mode=training&classes=10&batch=128&optimizer=sgd-momentum&dtype=amp-float16",
+        ),
+        (
+            """from torchvision.models.detection import fasterrcnn_resnet50_fpn
+model = fasterrcnn_resnet50_fpn(weights=None).to(device)
+model(torch.rand(2, 3, 480, 640, device=device))""",
+            "arch=torchvision:fasterrcnn_resnet50_fpn&mode=inference&batch=2&image=480x640&dtype=float32",
+        ),
+        (
+            """import timm, torch
+model = timm.create_model("convnext_base", pretrained=True).cuda().eval().half()
+y = torch.compile(model)(torch.randn(32, 3, 224, 224, device="cuda"))""",
+            "arch=timm:convnext_base&mode=inference&batch=32&image=224x224&dtype=float16&compile=default",
+        ),
+        (
+            """from sentence_transformers import SentenceTransformer
+model = SentenceTransformer("BAAI/bge-m3", device="cuda")
+model.encode(sentences, batch_size=64)""",
+            "arch=hf:bge-m3&mode=inference&batch=64&dtype=float32",
+        ),
+        (
+            """from llama_cpp import Llama
+llm = Llama(model_path="./Qwen3-8B-Q4_K_M.gguf", n_gpu_layers=-1, n_ctx=8192)""",
+            "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=8192",
+        ),
+        (
+            """from ctransformers import AutoModelForCausalLM
+name = "TheBloke/Mistral-7B-v0.1-GGUF"
+llm = AutoModelForCausalLM.from_pretrained(name, model_file="mistral-7b-v0.1.Q4_K_M.gguf", gpu_layers=20)""",
+            "arch=hf:mistral-7b-v0.1&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu_layers=20",
+        ),
+        (
+            """from diffusers import StableDiffusionXLPipeline
+pipe = StableDiffusionXLPipeline.from_single_file("./x.safetensors", torch_dtype=torch.float16).to("cuda")
+pipe("a cat", num_images_per_prompt=2)""",
+            "arch=diffusers:sdxl&mode=inference&dtype=float16&batch=2",
+        ),
+        (
+            """from transformers import Qwen2_5_VLForConditionalGeneration
+model = Qwen2_5_VLForConditionalGeneration.from_pretrained("Qwen/Qwen2.5-VL-7B-Instruct", torch_dtype="auto")
+model.generate(**inputs, max_new_tokens=128)""",
+            "arch=hf:qwen2.5-vl-7b&mode=generate&dtype=bfloat16&new=128&batch=1&seq=1024",
+        ),
+        (
+            """m = AutoModelForSequenceClassification.from_pretrained("bert-base-cased", num_labels=5).cuda()""",
+            "arch=hub:google-bert/bert-base-cased&mode=inference&dtype=float32&batch=1&head=AutoModelForSequenceClassification",
+        ),
+        (
+            """from unsloth import FastVisionModel
+model, tokenizer = FastVisionModel.from_pretrained("Qwen/Qwen2.5-VL-7B-Instruct", load_in_4bit=True)""",
+            "arch=hf:qwen2.5-vl-7b&mode=inference&dtype=bfloat16&batch=1&weights=nf4",
+        ),
+    ],
+)
+def test_code_of_other_packages_is_read(text, query):
+    found = read_question(text, None)
+    assert found.items == dict(item.split("=") for item in query.split("&"))
+    parse_query(query)

@@ -53,6 +53,9 @@ QUESTIONS = {
     "mistral 7b v0.3 lora rank 64 batch size 4 seq len 4096 gradient checkpointing A6000": (
         "arch=hf:mistral-7b-v0.3&mode=training&train=adapter&gpu=rtx-a6000&seq=4096&batch=4&checkpointing=1&r=64&dtype=bfloat16"
     ),
+    "bert base uncased text classification training batch 32 seq 512 on colab T4": (
+        "arch=hf:bert-base-uncased&mode=training&gpu=t4&seq=512&batch=32&head=AutoModelForSequenceClassification&dtype=float16"
+    ),
     "DPO llama 3 8b with paged 8-bit adamw on A100 80GB": (
         "arch=hf:llama-3-8b&mode=training&objective=dpo&optimizer=paged-adamw-8bit&gpu=a100-80gb&dtype=bfloat16"
     ),
