@@ -44,7 +44,7 @@ def read_mapping(text: str) -> dict[str, Any]:
         raise ConfigError(
             "this Python code has no call that is read here",
             given=quote(text.strip(), 60),
-            allowed="arguments of a Trainer, or calls of from_pretrained, diffusers' pipelines and vLLM's LLM",
+            allowed="arguments of a Trainer, or calls of from_pretrained, torchvision, timm and vLLM's LLM",
             todo="run the script without a GPU: sizer run -- SCRIPT.py",
         )
     try:
@@ -70,8 +70,8 @@ def read_mapping(text: str) -> dict[str, Any]:
 
 ALLOWED = (
     "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed, accelerate), a command or Python code with a Trainer's "
-    "arguments, these as JSON, the command or log of a server (vLLM, SGLang, llama.cpp), Python code of diffusers, transformers or "
-    "vLLM, a model's config.json or name, a question in words that names a model, or an out-of-memory message"
+    "arguments, these as JSON, the command or log of a server (vLLM, SGLang, llama.cpp), Python code of diffusers, transformers, "
+    "torchvision, timm or vLLM, a model's config.json or name, a question in words that names a model, or an out-of-memory message"
 )
 
 _PYTHON = re.compile(r"^[ \t]*(?:import [A-Za-z_][\w.]*|from [A-Za-z_][\w.]* import )", re.MULTILINE)

@@ -38,7 +38,7 @@ ACCEPTED = (
     "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate; a command or Python code with the "
     "arguments of a Trainer, of diffusers' training scripts or kohya's, or these as JSON; the log, error or command of a server "
     "(vLLM, SGLang, llama.cpp), or the command of Ollama; a question in words, such as \"can I run Qwen3 32B on a 3090?\"; code "
-    "of diffusers, transformers or vLLM; an out-of-memory message; a model's "
+    "of diffusers, transformers, torchvision, timm or vLLM; an out-of-memory message; a model's "
     "config.json or name; or a file with a memory snapshot of PyTorch."
 )
 
