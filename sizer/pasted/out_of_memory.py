@@ -1,4 +1,4 @@
-"""Diagnosis of PyTorch's out-of-memory messages: bytes allocated, cached, outside PyTorch, free and requested.
+"""Diagnosis of PyTorch's out-of-memory messages and memory summaries: bytes allocated, cached, outside PyTorch, free and requested.
 
 Formats: c10/cuda/CUDACachingAllocator.cpp (1.7 to 2.15) and CUDAMallocAsyncAllocator.cpp, aten/src/ATen/mps/MPSAllocator.mm
 (2.0 to 2.15).
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from sizer.base.errors import ConfigError, quote
 from sizer.base.units import format_bytes
@@ -19,9 +20,14 @@ _UNITS = {"bytes": 1, **{f"{letter}{end}": 1024**n for n, letter in enumerate("K
 _SIZE = r"([\d.]+)\s*(bytes|[KMGT]i?B)\b"
 _BY_CUDA = re.compile(
     r"CUDA error: out of memory|cuda runtime error \(2\)|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED"
-    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|Cuda failure 2 'out of memory'"
 )
 _SIGN = re.compile(r"out of memory|tried to allocate", re.IGNORECASE)
+_BY_OTHERS = re.compile(r"RESOURCE_EXHAUSTED|ResourceExhaustedError|\bjaxlib\b|\btensorflow\b", re.IGNORECASE)
+_OF_HOST = re.compile(r"DefaultCPUAllocator")
+# Rows of torch.cuda.memory_summary(): the current and the peak value (torch/cuda/memory.py, 2.15).
+_SUMMARY = re.compile(r"PyTorch CUDA memory summary")
+_IN_TABLE = r"\|\s*{}\s*\|\s*([\d.]+) ([KMGT]i)?B\s*\|\s*([\d.]+) ([KMGT]i)?B\s*\|"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +35,22 @@ class Diagnosis:
     """Figures of a message in bytes, to its three digits; None for missing ones.
 
     `outside_bytes` are all outside of PyTorch's allocator, `others_bytes` those of other processes among them. `pools_bytes`
-    are allocated in private pools. `error` is an error of CUDA or one of its libraries, which states no sizes.
+    are allocated in private pools. `error` is an error of CUDA or one of its libraries, which states no sizes. `place` is the
+    memory that a message is about: of a CUDA device, of Metal, or of the host. The peaks are those of a summary.
     """
 
-    requested_bytes: int | None
-    total_bytes: int | None
-    free_bytes: int | None
-    allocated_bytes: int | None
-    cached_bytes: int | None
-    outside_bytes: int | None
+    requested_bytes: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    allocated_bytes: int | None = None
+    cached_bytes: int | None = None
+    outside_bytes: int | None = None
     others_bytes: int | None = None
     pools_bytes: int | None = None
     error: str | None = None
+    place: Literal["CUDA", "Metal", "host"] = "CUDA"
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -62,6 +72,11 @@ class Diagnosis:
             yield f"{self.error}: CUDA itself had no memory left, for its context, a library's handle or a kernel."
             yield "The request did not go through PyTorch's allocator, so the message has no sizes."
             yield "torch.cuda.empty_cache() before the call leaves it more memory; so does set_per_process_memory_fraction(0.9)."
+        if self.place == "host":
+            yield "The host's memory was used up, not a device's."
+        if self.peak_allocated_bytes is not None and self.peak_reserved_bytes is not None:
+            peaks = map(format_bytes, (self.peak_allocated_bytes, self.peak_reserved_bytes))
+            yield "Peaks of the summary: {} allocated, {} reserved.".format(*peaks)
         if self.requested_bytes is not None:
             free = f"; {format_bytes(self.free_bytes)} were free" if self.free_bytes is not None else ""
             yield f"The failed request was for {format_bytes(self.requested_bytes)}{free}."
@@ -73,7 +88,8 @@ class Diagnosis:
             yield f"The allocator had cached {format_bytes(self.cached_bytes)} more{self._share(self.cached_bytes)}."
         if self.outside_bytes is not None:
             outside = format_bytes(self.outside_bytes)
-            yield f"{outside} were outside of PyTorch's allocator: the CUDA context, libraries and other processes."
+            whose = "other allocations of Metal" if self.place == "Metal" else "the CUDA context, libraries and other processes"
+            yield f"{outside} were outside of PyTorch's allocator: {whose}."
         if self.others_bytes:
             yield f"Other processes used {format_bytes(self.others_bytes)}{self._share(self.others_bytes)}: nvidia-smi names them."
         if self.is_fragmented:
@@ -93,13 +109,21 @@ class Diagnosis:
 
 
 def is_message(text: str) -> bool:
-    """Return True if a text is about memory that was not there."""
+    """Return True if a text is about memory that was not there, or PyTorch's summary of memory."""
+    if _SUMMARY.search(text) is not None:
+        return True
     return _BY_CUDA.search(text) is not None or (_SIGN.search(text) is not None and re.search(_SIZE, text) is not None)
 
 
 def read_message(text: str) -> Diagnosis:
     """Return the diagnosis of a message. Raises ConfigError for a text that states no size of a request."""
+    if _SUMMARY.search(text) is not None:
+        return _read_summary(text)
     words = " ".join(text.split())
+    if _BY_OTHERS.search(words) is not None:
+        raise ConfigError(
+            "this message is not PyTorch's", given=quote(words, 120), todo="choose the model and the device for PyTorch's memory"
+        )
     requested = _find(rf"(?:[Tt]ried to allocate|Requested\s*:) {_SIZE}", words)
     limit = rf"(?:total capaci?ty of|max allowed:|Device limit\s*:) {_SIZE}"  # "capacty" in 2.0 and 2.1
     total = _find(limit, words) or _find(rf"{_SIZE} total capacity", words)
@@ -110,7 +134,7 @@ def read_message(text: str) -> Diagnosis:
     if cached is None and allocated is not None and (reserved := _find(rf"{_SIZE} reserved in total", words)) is not None:
         cached = max(reserved - allocated, 0)
     if requested is None and allocated is None and (error := _BY_CUDA.search(words)) is not None:
-        return Diagnosis(**dict.fromkeys(_SIZES), error=error[0])
+        return Diagnosis(error=error[0])
     if requested is None and allocated is None:
         raise ConfigError("this message states no sizes", given=quote(words, 120), todo="paste the complete line of the error")
     outside = _find(rf"other allocations: {_SIZE}", words)
@@ -119,7 +143,9 @@ def read_message(text: str) -> Diagnosis:
     others = [_bytes_of(found) for found in re.finditer(rf"Process \d+ has {_SIZE} memory in use", words)]
     if "this process has" not in words:  # which is one of those listed, and the largest if the job is alone
         others = []
+    place: Literal["CUDA", "Metal", "host"] = "host" if _OF_HOST.search(words) else "Metal" if "MPS backend" in words else "CUDA"
     return Diagnosis(
+        place=place,
         requested_bytes=requested,
         total_bytes=total,
         free_bytes=free,
@@ -131,7 +157,16 @@ def read_message(text: str) -> Diagnosis:
     )
 
 
-_SIZES = ("requested_bytes", "total_bytes", "free_bytes", "allocated_bytes", "cached_bytes", "outside_bytes")
+def _read_summary(text: str) -> Diagnosis:
+    """Return the diagnosis of torch.cuda.memory_summary(). Raises ConfigError if the rows of memory are missing."""
+    allocated, reserved = (re.search(_IN_TABLE.format(row), text) for row in ("Allocated memory", "GPU reserved memory"))
+    if allocated is None or reserved is None:
+        raise ConfigError("this summary has no rows of memory", given="PyTorch CUDA memory summary", todo="paste the whole table")
+    (now, peak), (held, most) = (
+        tuple(round(float(row[at]) * _UNITS.get(f"{row[at + 1] or ''}B", 1)) for at in (1, 3)) for row in (allocated, reserved)
+    )
+    cached = max(held - now, 0)
+    return Diagnosis(allocated_bytes=now, cached_bytes=cached, peak_allocated_bytes=peak, peak_reserved_bytes=most)
 
 
 def _find(pattern: str, text: str) -> int | None:

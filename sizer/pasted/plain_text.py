@@ -96,6 +96,22 @@ _OTHER_PROGRAMS = (
         "this message has no sizes",
         "paste the whole message of PyTorch; ComfyUI prints it with --disable-cuda-malloc",
     ),
+    (
+        r"\bSIGKILL\b|exitcode\s*:\s*-9\b|^Killed\s*$",
+        "the system killed the process, mostly because the host's memory was used up",
+        "compare the host's memory in the report of `sizer run -- SCRIPT.py`",
+    ),
+    (r"ResourceExhaustedError|RESOURCE_EXHAUSTED", "this message is not PyTorch's", "choose the model for PyTorch's memory"),
+    (
+        r"out of resource: shared memory",
+        "a kernel needs more shared memory than a multiprocessor has: the device's memory is not the cause",
+        "choose smaller blocks for the kernel",
+    ),
+    (
+        r"Some modules are dispatched on the CPU",
+        "accelerate found less free memory than the weights take",
+        "choose the model, its weights and the device: the answer says what they take",
+    ),
     (r"\bmlx_lm\b", "MLX is not PyTorch: its memory is not counted", "choose the model, and the Mac as device"),
     (r"^\s*(?:\$ )?(?:llamafactory-cli|axolotl)\s", _FILE, "paste the YAML file itself"),
     (r"^\s*(?:\$ )?tune\s+run\s", _FILE, "paste the YAML file, which `tune cp` writes"),

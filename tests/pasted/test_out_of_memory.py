@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from sizer.base.errors import ConfigError
 from sizer.pasted.out_of_memory import is_message, read_message
+from sizer.pasted.reading import read_question
 
 GIB, MIB = 2**30, 2**20
 NEW = (
@@ -91,3 +93,64 @@ def test_what_states_no_sizes_is_refused(text):
     assert not is_message(text)
     with pytest.raises(ConfigError, match="this message states no sizes"):
         read_message(text)
+
+
+SUMMARY = """
+|===========================================================================|
+|                  PyTorch CUDA memory summary, device ID 0                 |
+|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |
+|---------------------------------------------------------------------------|
+| Allocated memory      |   4524 MiB |  14524 MiB |  48234 MiB |  33710 MiB |
+|       from large pool |   4500 MiB |  14500 MiB |  48200 MiB |  33700 MiB |
+| GPU reserved memory   |  14810 MiB |  14810 MiB |  14810 MiB |      0 B   |
+"""
+
+
+def test_pytorchs_summary():
+    assert is_message(SUMMARY)
+    found = read_message(SUMMARY)
+    assert (found.allocated_bytes, found.reserved_bytes) == (4524 * MIB, 14810 * MIB)
+    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (14524 * MIB, 14810 * MIB)
+    assert found.requested_bytes is None and not found.is_fragmented
+    assert "14.18 GiB" in " ".join(found.lines())
+    with pytest.raises(ConfigError, match="no rows of memory"):
+        read_message(SUMMARY.replace("GPU reserved memory", "GPU other memory"))
+
+
+def test_pytorchs_own_summary_is_read():
+    """torch.cuda.memory_summary() itself, of counters that are all 3 MiB."""
+    kinds = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "inactive_split_bytes")
+    counts = ("allocation", "segment", "active", "inactive_split")
+    names = [f"{kind}.{pool}" for kind in (*kinds, *counts) for pool in ("all", "large_pool", "small_pool")]
+    names += ["oversize_allocations", "oversize_segments"]
+    stats = {f"{name}.{when}": 3 * MIB for name in names for when in ("current", "peak", "allocated", "freed")}
+    stats |= {"num_alloc_retries": 0, "num_ooms": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda.memory, "memory_stats", lambda device=None: stats)
+        patch.setattr(torch.cuda.memory, "_get_device_index", lambda device, optional: 0)
+        found = read_message(torch.cuda.memory_summary())
+    assert (found.allocated_bytes, found.peak_allocated_bytes, found.peak_reserved_bytes) == (3 * MIB, 3 * MIB, 3 * MIB)
+
+
+def test_the_hosts_memory_is_named():
+    text = "[enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: you tried to allocate 1024 bytes."
+    found = read_message(text)
+    assert (found.place, found.requested_bytes) == ("host", 1024)
+    assert read_message(MPS).place == "Metal"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.", "not PyTorch's"),
+        ("ResourceExhaustedError: OOM when allocating tensor with shape[32,512,512]", "not PyTorch's"),
+        ("Killed", "the system killed the process"),
+        ("ChildFailedError: exitcode : -9 (pid: 1) Signal 9 (SIGKILL) received by PID 1", "the system killed the process"),
+        ("OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376.", "shared memory"),
+        ("ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM", "accelerate found"),
+        ("torch.OutOfMemoryError: Allocation on device ", "no sizes"),
+    ],
+)
+def test_other_messages_are_refused_by_what_they_are(text, what):
+    with pytest.raises(ConfigError, match=what):
+        read_message(text) if is_message(text) else read_question(text, None)
