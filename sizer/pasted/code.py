@@ -6,14 +6,16 @@ import ast
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import Any
 
 CALL = "call."  # the beginning of a line that names the arguments' class
 PROCESSES = "launcher.processes"
 MAX_CALL, MAX_CALLS = 4_000, 64  # characters of a call, calls of a text; real ones have some hundred, and a dozen
-_PROGRAMS = ("accelerate", "deepspeed", "llamafactory-cli", "python", "python3", "torchrun", "trl")
-_SHELL = re.compile(rf"^\s*(?:!|\$ )?\s*(?:[A-Z_]+=\S*\s+)*(?:uv run\s+)?(?:{'|'.join(_PROGRAMS)})\s", re.MULTILINE)
+_PROGRAMS = ("accelerate", "deepspeed", "llamafactory-cli", "python", "python3", "swift", "torchrun", "trl")
+_SHELL = re.compile(rf"\s*(?:!|\$ )?\s*(?:[A-Z_][A-Z0-9_]*=[^\s\\]*[\s\\]+)*(?:uv run\s+)?(?:{'|'.join(_PROGRAMS)})\s")
+_PREAMBLE = re.compile(r"(?:#.*|export\s.*|set\s+-.*|cd\s.*|[A-Za-z_]\w*=[^\s\\]*)?")  # a line before a shell script's command
+_ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$]+)")
 _TRAINERS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "grpo": "GRPO", "rloo": "RLOO", "reward": "Reward"}
 # transformers' example scripts that load another class than the usual one of a model's type (examples/pytorch, 5.24).
 _HEADS = {
@@ -40,14 +42,23 @@ ASSIGNED = re.compile(r"^[ \t]*([A-Za-z_]\w*)\s*=\s*(\"[^\"\n]*\"|'[^'\n]*'|[\w.
 
 def is_command(text: str) -> bool:
     """Return True if a text begins as a command that starts a training."""
-    return _SHELL.match(text) is not None
+    return _SHELL.match(_without_preamble(text)) is not None
+
+
+def _without_preamble(text: str) -> str:
+    """Return a shell script from its first command on."""
+    lines = text.splitlines(keepends=True)
+    return "".join(dropwhile(lambda line: _PREAMBLE.fullmatch(line.strip()), lines))
 
 
 def read_command(text: str) -> dict[str, Any]:
     """Return the flags of a command as lines of a config, with a line for the class that has them; empty if it trains nothing."""
-    begun = _SHELL.match(text)
+    variables = _ASSIGNMENT.findall(text)[:MAX_CALLS]
+    text = _without_preamble(text)
+    for name, value in variables:
+        text = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", value.replace("\\", r"\\"), text)
     try:
-        words = shlex.split(re.sub(r"[\\^`]\r?\n", " ", text[begun.start() if begun else 0 :].lstrip(" !$")), comments=True)
+        words = shlex.split(re.sub(r"[\\^`]\r?\n", " ", text.lstrip(" !$")), comments=True)
     except ValueError:  # a quotation mark that is not closed
         words = re.sub(r"[\\^`]\r?\n", " ", text).split()
     lines: dict[str, Any] = {}
@@ -77,6 +88,11 @@ def read_command(text: str) -> dict[str, Any]:
         name = name.replace("-", "_")
         found = [_plain(value)] if has_value else [_plain(text) for text in values] or [True]
         lines[name] = found if len(found) > 1 else found[0]
+    if (swift := re.search(r"\bswift\s+(sft|pt|rlhf)\b", text)) is not None:
+        if (each := re.search(r"\bNPROC_PER_NODE=([0-9]{1,3})\b", text)) is not None:
+            lines[PROCESSES] = int(each[1])
+        flags = {key: value for key, value in lines.items() if not key.startswith(CALL)}
+        return {f"{CALL}swift": True, SCRIPT: swift[1]} | flags
     if _OF_DIFFUSERS in lines:
         script = next((word.rpartition("/")[2].lstrip(".") for word in words if _is_script(word)), "")  # ".\\" loses its backslash
         kind = next((name for sign, name in _OF_PIPELINES.items() if re.search(sign, script)), None)

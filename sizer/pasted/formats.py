@@ -73,7 +73,8 @@ _PACKING = ("packing", "sample_packing", "neat_packing")
 
 def _packed(draft: Draft, config: Config, name: str) -> None:
     """Read packed sequences: a row of batch × seq tokens, which flash attention takes as it takes the sequences (varlen_fwd)."""
-    attention = [as_text(config[line]).lower() for line in ("attn_implementation", "flash_attn") if line in config]
+    names = ("attn_implementation", "flash_attn", "attn_impl")
+    attention = [as_text(config[line]).lower() for line in names if line in config]
     if as_flag(config.get("flash_attention")) or any("flash" in text or text == "fa2" for text in attention):
         draft.assume(f"{name}: with flash attention packed sequences take the memory of batch x seq tokens")
     else:
@@ -581,6 +582,38 @@ def _kohya(draft: Draft, config: Config) -> None:
         draft.unmatched.append("attention without --sdpa or --xformers, which computes whole matrices")
 
 
+def _swift(draft: Draft, config: Config) -> Collection[str]:
+    """Read the flags of ms-swift (swift/arguments and swift/trainers/arguments.py, 4.6)."""
+    kind = as_text(config.get("tuner_type") or config.get("train_type") or "lora")
+    if kind == "lora":
+        adapter = "dora" if as_flag(config.get("use_dora")) else "rslora" if as_flag(config.get("use_rslora")) else "lora"
+        draft.take("tuner_type: lora", train="adapter", adapter=adapter)
+        draft.take_or_assume("lora_rank", as_number(config.get("lora_rank")), "r", 8, "ms-swift's default")
+        draft.take_or_assume("lora_alpha", as_number(config.get("lora_alpha")), "alpha", 32, "ms-swift's default")
+        draft.assume("ms-swift's default", adapter_dropout="0.05")
+    elif kind != "full":
+        draft.unmatched.append(f"tuner_type: {kind}")
+    if (bits := as_number(config.get("quant_bits"))) in (4, 8) and config.get("quant_method", "bnb") == "bnb":
+        double = as_flag(config.get("bnb_4bit_use_double_quant")) is not False
+        draft.take(f"quant_bits: {bits}", weights="int8" if bits == 8 else "nf4-dq" if double else "nf4")
+    elif bits is not None:
+        draft.unmatched.append(f"quant_bits: {bits}, quant_method: {config.get('quant_method')}")
+    if not ("torch_dtype" in config and lines.dtype(draft, "torch_dtype", config["torch_dtype"])):
+        draft.assume("the checkpoint's dtype, mostly this one", dtype="bfloat16")
+    if draft.items["dtype"] == "bfloat16":
+        draft.assume("transformers' Trainer with bf16 runs the step under autocast", autocast=1)
+    if as_flag(config.get("gradient_checkpointing", True)):
+        draft.assume("ms-swift checkpoints unless it is switched off", checkpointing=1)
+    kind = as_text(config.get("rlhf_type", "dpo")) if config.get(SCRIPT) == "rlhf" else "sft"
+    if not recipes.take_objective(draft, f"rlhf_type: {kind}", kind):
+        draft.unmatched.append(f"rlhf_type: {kind}")
+    if as_flag(config.get("use_liger_kernel")):
+        recipes.take_liger(draft, "use_liger_kernel: true", loss=kind == "sft")
+    _silent(draft, config, batch=1)
+    _deepspeed_file(draft, config)
+    return recipes.take_groups(draft, config) if draft.items.get("objective") == "grpo" else ()
+
+
 # Linear layers and 1 x 1 convolutions of Transformer2DModel.
 _LAYERS_OF_KOHYA = "to_q,to_k,to_v,to_out.0,proj_in,proj_out,ff.net.0.proj,ff.net.2"
 
@@ -764,6 +797,29 @@ FORMATS = (
         joint=(
             *("pretrained_model_name_or_path", "rank", "use_8bit_adam", "resolution", "cache_latents", "optimizer"),
             *_PRECISION,
+        ),
+    ),
+    Format(
+        key="ms-swift",
+        title="ms-swift",
+        signs=((f"{CALL}swift",),),
+        lines=_HUGGING_FACE
+        | {
+            "model": lines.model,
+            "max_length": number("seq"),
+            "lora_dropout": lines.dropout,
+            "target_modules": lines.targets,
+            "modules_to_save": lines.saved_modules,
+            "attn_impl": lines.attention,
+            "bnb_4bit_compute_dtype": lines.compute,
+            "deepspeed": nothing,
+            **dict.fromkeys(("dataset", "val_dataset", "split_dataset_ratio", "load_from_cache_file", "system"), nothing),
+            **dict.fromkeys(("model_author", "model_name", "dataset_num_proc", "dataloader_num_workers", "use_hf"), nothing),
+        },
+        finish=_swift,
+        joint=(
+            *("tuner_type", "train_type", "use_dora", "use_rslora", "lora_rank", "lora_alpha", "quant_bits", "quant_method"),
+            *("bnb_4bit_use_double_quant", "torch_dtype", "rlhf_type", "use_liger_kernel", *_PRECISION),
         ),
     ),
     Format(

@@ -69,18 +69,20 @@ def read_mapping(text: str) -> dict[str, Any]:
 
 
 ALLOWED = (
-    "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed, accelerate), a command or Python code with a Trainer's "
-    "arguments, these as JSON, the command or log of a server (vLLM, SGLang, llama.cpp), Python code of diffusers, transformers, "
-    "torchvision, timm or vLLM, a model's config.json or name, a question in words that names a model, or an out-of-memory message"
+    "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed, accelerate, ms-swift), a command or Python code with a "
+    "Trainer's arguments, these as JSON, the command or log of a server (vLLM, SGLang, llama.cpp), Python code of diffusers, "
+    "transformers, torchvision, timm or vLLM, a model's config.json or name, a question in words that names a model, or an "
+    "out-of-memory message"
 )
 
 _PYTHON = re.compile(r"^[ \t]*(?:import [A-Za-z_][\w.]*|from [A-Za-z_][\w.]* import )", re.MULTILINE)
 _FILE = "the command names a file that is not in the text"
 _IN_WORDS = 'ask in words: "train a LoRA of FLUX.1-dev, rank 16, batch 1, 1024 px on a 4090"'
 _SERVE = "choose the model and the task Serving"
+_BEGIN = r"^[ \t]*(?:\$ )?"  # of a command; \s would also pass over lines, each time anew
 # Programs with commands that are not read: a sign of the text, the fault, and the remedy.
 _OTHER_PROGRAMS = (
-    (r"^\s*(?:\$ )?ollama\s", "a command of Ollama names no repository", f"{_SERVE} with the engine llama.cpp, which Ollama runs"),
+    (_BEGIN + r"ollama\s", "a command of Ollama names no repository", f"{_SERVE} with the engine llama.cpp, which Ollama runs"),
     (r"\btext-generation-launcher\b|text-generation-inference", "the scheduler of TGI is not planned", _SERVE),
     (r"\btrtllm-serve\b|\btrtllm-build\b", "the scheduler of TensorRT-LLM is not planned", _SERVE),
     (r"\blmdeploy\s+serve\b", "the scheduler of LMDeploy is not planned", _SERVE),
@@ -89,7 +91,7 @@ _OTHER_PROGRAMS = (
     (r"\bggml-cuda\b", "this error of llama.cpp names no buffer", "paste the log from its first line, or the command"),
     (r"\bmlc_llm\s+serve\b", "the scheduler of MLC LLM is not planned", _SERVE),
     (r"\bkoboldcpp\b", "the flags of KoboldCpp are not read", f"{_SERVE} with the engine llama.cpp, which KoboldCpp runs"),
-    (r"^\s*(?:\$ )?lms\s", "the commands of LM Studio are not read", f"{_SERVE} with the engine llama.cpp, which LM Studio runs"),
+    (_BEGIN + r"lms\s", "the commands of LM Studio are not read", f"{_SERVE} with the engine llama.cpp, which LM Studio runs"),
     (r"\b(?:tabbyAPI|exllamav[23]|aphrodite)\b", "this server is not planned", f"{_SERVE} with the engine vllm"),
     (
         r"\bAllocation on device\b|\bOutOfMemoryError\b",
@@ -97,7 +99,7 @@ _OTHER_PROGRAMS = (
         "paste the whole message of PyTorch; ComfyUI prints it with --disable-cuda-malloc",
     ),
     (
-        r"\bSIGKILL\b|exitcode\s*:\s*-9\b|^Killed\s*$",
+        r"\bSIGKILL\b|exitcode\s*:\s*-9\b|^Killed[ \t]*$",
         "the system killed the process, mostly because the host's memory was used up",
         "compare the host's memory in the report of `sizer run -- SCRIPT.py`",
     ),
@@ -113,10 +115,9 @@ _OTHER_PROGRAMS = (
         "choose the model, its weights and the device: the answer says what they take",
     ),
     (r"\bmlx_lm\b", "MLX is not PyTorch: its memory is not counted", "choose the model, and the Mac as device"),
-    (r"^\s*(?:\$ )?(?:llamafactory-cli|axolotl)\s", _FILE, "paste the YAML file itself"),
-    (r"^\s*(?:\$ )?tune\s+run\s", _FILE, "paste the YAML file, which `tune cp` writes"),
-    (r"^\s*-?\s*type:\s*['\"]?(?:sd_trainer|ui_trainer|diffusion_trainer)", "the config of ai-toolkit is not read", _IN_WORDS),
-    (r"\bswift\s+(?:sft|pt|rlhf)\b", "the flags of ms-swift are not read", "paste a TRL config of the same training"),
+    (_BEGIN + r"(?:llamafactory-cli|axolotl)\s", _FILE, "paste the YAML file itself"),
+    (_BEGIN + r"tune\s+run\s", _FILE, "paste the YAML file, which `tune cp` writes"),
+    (r"\btype:[ \t]*['\"]?(?:sd_trainer|ui_trainer|diffusion_trainer)\b", "the config of ai-toolkit is not read", _IN_WORDS),
 )
 
 

@@ -566,6 +566,29 @@ accelerate launch --num_processes 4 --mixed_precision bf16 train_text_to_image.p
   --pretrained_model_name_or_path runwayml/stable-diffusion-v1-5 --use_ema
 """, {"arch": "diffusers:sd1.5", "mode": "training", "train": "all", "dtype": "amp-bfloat16", "image": "512", "batch": "8",
       "optimizer": "adamw"}, ("use_ema", "4 processes")),
+    # --------------------------------------------------------------------------------------------------------------- ms-swift
+    Example("ms-swift", "LoRA", """
+CUDA_VISIBLE_DEVICES=0 \\
+swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --dataset 'AI-ModelScope/alpaca-gpt4-data-en#500' \\
+  --torch_dtype bfloat16 --per_device_train_batch_size 1 --learning_rate 1e-4 --lora_rank 16 --target_modules all-linear \\
+  --max_length 2048 --gradient_accumulation_steps 16 --save_steps 50 --output_dir output
+""", FUSED | {"arch": "hf:qwen2.5-7b", "mode": "training", "train": "adapter", "adapter": "lora", "r": "16", "alpha": "32",
+      "adapter_dropout": "0.05", "targets": "all-linear", "dtype": "bfloat16", "autocast": "1", "checkpointing": "1", "batch": "1",
+      "accumulate": "16", "seq": "2048"}),
+    Example("ms-swift", "all weights on four GPUs", """
+#!/bin/bash
+export WANDB_DISABLED=true
+MODEL=Qwen/Qwen3-8B
+
+NPROC_PER_NODE=4 swift sft --model $MODEL --train_type full --deepspeed zero3 --attn_impl flash_attn --packing true
+""", FUSED | {"arch": "hf:qwen3-8b", "mode": "training", "dtype": "amp-bfloat16", "checkpointing": "1", "batch": "1",
+      "parallel": "fsdp", "ranks": "4", "attention": "sdpa"}),
+    Example("ms-swift", "DPO in 4 bits", """
+swift rlhf --rlhf_type dpo --model Qwen/Qwen2.5-7B-Instruct --quant_bits 4 --quant_method bnb --target_modules q_proj v_proj \\
+  --gradient_checkpointing false
+""", FUSED | {"arch": "hf:qwen2.5-7b", "mode": "training", "objective": "dpo", "train": "adapter", "adapter": "lora", "r": "8",
+      "alpha": "32", "adapter_dropout": "0.05", "targets": "q_proj,v_proj", "weights": "nf4-dq", "dtype": "bfloat16",
+      "autocast": "1", "batch": "1"}),
     Example("sd-scripts", "LoRA of SDXL", """
 accelerate launch sdxl_train_network.py --pretrained_model_name_or_path="./sd_xl_base_1.0.safetensors" --train_data_dir="./img" \\
   --resolution="1024,1024" --output_dir="./out" --network_module=networks.lora --network_dim=32 \\

@@ -11,6 +11,7 @@ from sizer.catalogue.presets import PRESETS
 from sizer.pasted.formats import FORMATS, read_config
 from sizer.pasted.model import read_model
 from sizer.pasted.plain_text import MAX_BYTES
+from sizer.pasted.reading import read_question
 from sizer.query.text import parse_query
 from tests.pasted.examples import EXAMPLES
 
@@ -151,3 +152,16 @@ def test_another_file_of_a_models_folder_is_named():
 
 def test_a_config_in_a_fence_is_read():
     assert read_config("```yaml\nbase_model: Qwen/Qwen3-8B\nmicro_batch_size: 3\n```").items["batch"] == "3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("A=1\n" * 15_000, "A=1 " * 15_000, "#" * 60_000, "\n" * 60_000, "\t\n" * 30_000, "A=\\\n" * 15_000),
+        "a=b\n" * 8_000 + "x=$a python y",
+    ],
+    ids=["assignments", "words", "signs", "lines", "tabs", "continued", "names"],
+)
+def test_long_texts_take_no_time(text):
+    with pytest.raises(ConfigError):
+        read_question(text, None)
