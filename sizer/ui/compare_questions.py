@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
 import streamlit as st
 
-from sizer.base.errors import RequestError
+from sizer.base.errors import RequestError, SizerError
 from sizer.catalogue.modes import MODES
+from sizer.pasted.reading import read_question as read_text
 from sizer.query.request import Request
 from sizer.query.text import (
     MOST,
@@ -24,6 +26,7 @@ from sizer.query.text import (
     split_query,
     with_value,
 )
+from sizer.ui import pasting
 from sizer.ui.links import LONGEST_ADDRESS, address_of, offer_link
 from sizer.ui.remarks import show_error
 
@@ -178,7 +181,7 @@ CHANGE, CHANGE_KEY, CHANGE_VALUE = "change_question", "change_key", "change_valu
 REFUSED = "change_refused"  # session state: why the last change was refused
 WIDTH = 720  # pixels of a field, fewer in narrow windows
 FIRST_KEY = "checkpointing"
-PLACEHOLDER = "resnet50, or arch=torchvision:resnet50&batch=8&gpu=t4, or a link of this app"
+PLACEHOLDER = "resnet50, or arch=torchvision:resnet50&batch=8&gpu=t4, or a link of this app, or a question in words"
 
 
 def ask_questions(texts: Sequence[str]) -> dict[int, Request]:
@@ -216,7 +219,13 @@ def _show_edit(request: Request) -> None:
 
 
 def _take(number: int) -> None:
-    _put(number, st.session_state[f"question_{number}"])
+    """Take the text of a field; a question in words becomes a query."""
+    text = st.session_state[f"question_{number}"]
+    if "=" not in text and len(text.split()) > 1:
+        with suppress(SizerError):  # the page then shows why it is no query
+            found = read_text(text, None)
+            text = join_query(pasting.address_of(found, {})) if "arch" in found.items else text
+    _put(number, text)
 
 
 def _put(number: int, text: str) -> None:

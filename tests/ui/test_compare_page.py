@@ -110,6 +110,15 @@ def test_questions_are_named_changed_and_removed(client, open_page):
     assert asked(page) == ["arch=torchvision:vit_b_16&batch=8"] == address(page)
 
 
+def test_a_question_in_words_becomes_a_query(client, open_page):
+    page = open_page("compare")
+    page.text_input(key="question_1").set_value("lora of mistral 7b v0.3, batch 2 on a 4090").run()
+    query = "arch=hf:mistral-7b-v0.3&dtype=bfloat16&batch=2&gpu=rtx-4090&train=adapter"
+    assert asked(page) == [query] == address(page)
+    page.text_input(key="question_2").set_value("an unknown model on a 4090").run()
+    assert asked(page) == [query, "an unknown model on a 4090"]
+
+
 def test_one_thing_is_changed(client, open_page):
     page = open_page("compare", q=[FIRST])
     page.text_input(key="change_value").set_value("1")
