@@ -72,7 +72,7 @@ _ROWS = (
         title="SGLang",
         oldest=(0, 4, 0),
         newest=(0, 5, 23),
-        takes=(*_SHARED, "kv", "tp", "engine_version", "weights", "speculative"),
+        takes=(*_SHARED, "prefix_caching", "kv", "tp", "engine_version", "weights", "speculative"),
     ),
     Engine(
         key="llama.cpp",

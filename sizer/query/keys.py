@@ -951,7 +951,7 @@ KEYS: dict[str, Key] = {
     "prefix_caching": _field(
         "prefix_caching",
         choice(SWITCHES),
-        allowed=f"{', '.join(SWITCHES)}: prefix caching, for which vLLM keeps one more block of each state, with mode=serve",
+        allowed=f"{', '.join(SWITCHES)}: prefix caching, for which servers keep more states of a model, with mode=serve",
         needs=of_engines("prefix_caching"),
     ),
     "kv_bytes": _field(

@@ -83,6 +83,7 @@ _UNCOUNTED_VARIABLES = {
     "SGLANG_VLM_CACHE_SIZE_MB": "the cache of images has its default size",
 }
 _LORA_KEYS = ("max_loras", "max_lora_rank", "fully_sharded_loras")
+WHOLE_PROMPTS = "16384"  # max_prefill_tokens of SGLang, which counts if --chunked-prefill-size -1 switches chunks off
 _ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "<")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # arg_utils.py, human_readable_int
 
@@ -144,7 +145,11 @@ _SWITCHES: dict[str, dict[str, tuple[str, str]]] = {
         "language-model-only": ("inputs", "text"),
         "fully-sharded-loras": ("fully_sharded_loras", "1"),
     },
-    "sglang": {"disable-cuda-graph": ("enforce_eager", "1"), "enable-ep-moe": ("ep", "1")},
+    "sglang": {
+        "disable-cuda-graph": ("enforce_eager", "1"),
+        "enable-ep-moe": ("ep", "1"),
+        "disable-radix-cache": ("prefix_caching", "0"),
+    },
 }
 # Prefixes of flags that change memory and have no counterpart here.
 _UNCOUNTED_WORDS = """
@@ -156,7 +161,7 @@ _UNCOUNTED_WORDS = """
     max-total-tokens enable-dp-attention enable-two-batch-overlap moe-a2a-backend enable-deepep enable-eplb enable-dbo
     disable-hybrid-kv-cache-manager swa-full-tokens-ratio max-mamba-cache-size enable-torch-compile torch-compile
     data-parallel-size-local
-    load-format dtype device disable-radix-cache max-prefill-tokens enable-multimodal is-embedding
+    load-format dtype device max-prefill-tokens enable-multimodal is-embedding
     additional-config all2all-backend attention-config cp-kv-cache convert dbo- disable-chunked-mm disable-sliding-window
     diffusion-config ec- eplb elastic-ep enable-elastic enable-ep-weight enable-cumem enable-mm-embeds enable-mamba
     enable-prompt-embeds engram
@@ -609,9 +614,7 @@ def _items(key: str, value: str, engine: str) -> Iterator[tuple[str, str]]:
     elif key == "ep":
         yield "ep", "0" if value == "1" else "1"
     elif key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_bytes"):
-        number = _number(value) if engine == "vllm" else value
-        if not (engine == "sglang" and number == "-1"):  # chunks that are switched off
-            yield key, number
+        yield key, _number(value) if engine == "vllm" else WHOLE_PROMPTS if value == "-1" else value
     else:
         yield key, value
 

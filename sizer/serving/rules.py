@@ -296,7 +296,8 @@ RULES: tuple[Rule, ...] = (
 class SglangRules:
     """The rules of one version of SGLang for the memory that it reserves outside of its static share.
 
-    `share` is the basis of the share: "ranks", "memory", or "tokens" of a prefill chunk. The other fields apply to "tokens",
+    `share` is the basis of the share: "ranks", on large devices a reserve instead ("ranks or 13 GiB", "ranks or 18 GiB"), "memory",
+    or "tokens" of a prefill chunk. The other fields apply to "tokens",
     with the defaults of 0.5.3. `small_tokens`, `small_batch` and `small_batch_ranks` are chunked_prefill_size and
     cuda_graph_max_bs of a device of 20 to 35 GiB; the last one applies from 4 tensor-parallel ranks on. `batch_capped` says
     whether max_running_requests bounds cuda_graph_max_bs.
@@ -311,6 +312,16 @@ class SglangRules:
     whether the pool has room for the drafted tokens of all requests in addition, `draft_prefills` whether prefills have graphs.
     `draft_windows` says which layers of a draft count in a model with a pool of windows: "none", those in "full", or each as its
     "own" kind. `padded_states` is the number of states that pad the pool.
+
+    `images_share` is the factor of the share for a model that reads images, 0 if the size of its encoder decides it;
+    `images_always` says whether a requested share has it, too. `aiter_share` is the factor with AITER's attention on AMD.
+    `paged_windows` lists prefixes of model types whose windows have no pool on a data center's Blackwell.
+
+    Without prefix caching a model with states has one of them for each of max_running_requests; if these are not given,
+    `state_limit`, or by the memory if that is 0. `uncached_states` lists prefixes of types without prefix caching. With it a
+    running request has `states_of_request` states, two more for the types in `buffered_states`.
+
+    `loaded_bytes` are taken by loading in addition to the weights. They are fitted.
     """
 
     share: str
@@ -332,12 +343,25 @@ class SglangRules:
     draft_prefills: bool = True
     draft_windows: str = "none"
     padded_states: int = 0
+    images_share: float = 0.0
+    images_always: bool = False
+    aiter_share: float = 1.0
+    paged_windows: tuple[str, ...] = ()
+    state_limit: int = 0
+    uncached_states: tuple[str, ...] = ()
+    states_of_request: int = 3
+    buffered_states: tuple[str, ...] = ()
+    loaded_bytes: int = GIB // 20
 
 
 _ARGS, _HOOK, _GRAPHS = "sglang/srt/server_args.py", "sglang/srt/arg_groups/memory_hook.py", "cuda_graph_hook.py"
 _CONFIG = "sglang/srt/configs/model_config.py"
 _POOL = "sglang/srt/model_executor/pool_configurator.py"
+_RUNNER_FILE, _ATTENTION = "sglang/srt/model_executor/model_runner.py", "sglang/srt/arg_groups/attention_hook.py"
+_POOLS = "sglang/srt/model_executor/model_runner_kv_cache_mixin.py"
+_BUFFERED = ("qwen3_5", "qwen3_next", "falcon_h1", "granitemoehybrid", "nemotron_h")
 _OLDEST, _TOKENS = (0, 4, 0), (0, 5, 3)
+AITER_SHARE, AITER_TOKENS = 0.85, 8192  # factor of the share with AITER's attention if the longest request has more tokens
 _WINDOWED = ("gpt_oss", "llama4", "mimo_v2", "step3p5")
 
 
@@ -346,7 +370,9 @@ def _rule(name: str, since: Release, value: object, source: str) -> Rule:
 
 
 SGLANG_RULES: tuple[Rule, ...] = (
-    _rule("share", _OLDEST, "ranks", f"{_ARGS}, 0.4.6"),
+    _rule("share", _OLDEST, "ranks", f"{_ARGS}, 0.4.4"),
+    _rule("share", (0, 4, 6), "ranks or 13 GiB", f"{_ARGS}, 0.4.6"),
+    _rule("share", (0, 4, 7), "ranks or 18 GiB", f"{_ARGS}, 0.4.7"),
     _rule("share", (0, 4, 8), "memory", f"{_ARGS}, 0.4.9"),
     _rule("share", _TOKENS, "tokens", f"{_ARGS}, _handle_gpu_memory_settings, 0.5.3"),
     _rule("small_tokens", _TOKENS, 2048, f"{_ARGS}, 0.5.3"),
@@ -389,8 +415,28 @@ SGLANG_RULES: tuple[Rule, ...] = (
     _rule("draft_windows", (0, 5, 14), "none", f"{_POOL}, HybridSWAPoolConfigurator, 0.5.14"),
     _rule("draft_windows", (0, 5, 15), "full", f"{_POOL}, _draft_full_layers_num, 0.5.15"),
     _rule("draft_windows", (0, 5, 19), "own", f"{_POOL}, _draft_swa_layers_num, 0.5.19"),
-    _rule("padded_states", (0, 5, 14), 0, "sglang/srt/model_executor/model_runner_kv_cache_mixin.py, 0.5.14"),
+    _rule("padded_states", (0, 5, 14), 0, f"{_POOLS}, 0.5.14"),
     _rule("padded_states", (0, 5, 17), 1, "sglang/srt/mem_cache/kv_cache_configurator.py, capped_reqs, 0.5.17"),
+    _rule("images_share", _OLDEST, 0.95, f"{_RUNNER_FILE}, is_multimodal, 0.4.4"),
+    _rule("images_share", (0, 4, 5), 0.9, f"{_RUNNER_FILE}, is_multimodal, 0.4.5"),
+    _rule("images_share", (0, 5, 0), 0.0, f"{_ARGS}, adjust_mem_fraction_for_vlm, 0.5.1"),
+    _rule("images_always", _OLDEST, True, f"{_RUNNER_FILE}, is_multimodal, 0.4.4"),
+    _rule("images_always", (0, 4, 9), False, f"{_ARGS}, is_multimodal, 0.4.9"),
+    _rule("aiter_share", _OLDEST, 1.0, f"{_RUNNER_FILE}, 0.4.6"),
+    _rule("aiter_share", (0, 4, 7), AITER_SHARE, f"{_RUNNER_FILE}, context_len > 8192, 0.4.7; {_ATTENTION}, 0.5.23"),
+    _rule("paged_windows", (0, 5, 8), ("gpt_oss",), f"{_ARGS}, trtllm_mha, 0.5.8"),
+    _rule("paged_windows", (0, 5, 10), (), f"{_ARGS}, 0.5.10"),
+    _rule("state_limit", _OLDEST, 512, f"{_RUNNER_FILE}, max_mamba_cache_size, 0.5.2"),
+    _rule("state_limit", (0, 5, 9), 0, f"{_POOLS}, handle_max_mamba_cache, 0.5.9"),
+    _rule("uncached_states", _OLDEST, ("qwen3_next", "falcon_h1", "nemotron_h"), f"{_RUNNER_FILE}, is_hybrid_gdn, 0.5.2"),
+    _rule("uncached_states", (0, 5, 4), ("falcon_h1", "nemotron_h"), f"{_RUNNER_FILE}, mamba2_config, 0.5.4"),
+    _rule("uncached_states", (0, 5, 7), ("kimi_linear",), f"{_ARGS}, disable_radix_cache, 0.5.7"),
+    _rule("uncached_states", (0, 5, 14), (), f"{_ARGS}, _handle_mamba_radix_cache, 0.5.14"),
+    _rule("states_of_request", _OLDEST, 3, f"{_POOLS}, MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO, 0.5.8"),
+    _rule("buffered_states", _OLDEST, (), f"{_ARGS}, mamba_scheduler_strategy, 0.5.12"),
+    _rule("buffered_states", (0, 5, 14), _BUFFERED, f"{_ARGS}, _support_mamba_cache_extra_buffer, 0.5.14"),
+    _rule("loaded_bytes", _OLDEST, round(0.12 * GIB), FITTED),
+    _rule("loaded_bytes", (0, 5, 8), round(0.05 * GIB), FITTED),
 )
 
 

@@ -1,6 +1,6 @@
 """Memory of SGLang on a GPU: its static share is for weights and cache, the rest for everything else.
 
-Source: sglang/srt/server_args.py and model_executor/model_runner.py of SGLang 0.4.4, 0.4.6, 0.4.8, 0.4.9 and 0.5.0 to 0.5.18, and
+Source: sglang/srt/server_args.py and model_executor/model_runner.py of SGLang 0.4.4 to 0.4.9 and 0.5.1 to 0.5.18, and
 arg_groups/memory_hook.py, arg_groups/cuda_graph_hook.py, model_executor/pool_configurator.py and
 mem_cache/kv_cache_configurator.py of 0.5.19 to 0.5.23. What versions do differently is in `sizer.serving.rules`.
 
@@ -32,10 +32,13 @@ from sizer.serving.drafts import JOINED, draft_bytes, unshared_bytes, with_draft
 from sizer.serving.flags import HOPPER, UNNAMED_LENGTH, Flags, check_engine, check_ranks, layout_of, release_of
 from sizer.serving.layout import weights_bytes
 from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_changes
-from sizer.serving.rules import Release, SglangRules, sglang_rules_of
+from sizer.serving.rules import AITER_TOKENS, Release, SglangRules, sglang_rules_of
 
 DRIVER_BYTES = 480 * MIB  # nvidia-smi's total over PyTorch's: 81,559 against 81,082 MiB on an H100
-LOADED_BYTES = GIB // 20  # in addition to the loaded weights; fitted on the logs in docs/serving.md
+# NCCL and buffers between ranks, before the server measures the free memory: with four ranks or more on GPUs that NVLink or AMD's
+# links connect, otherwise with several. Fitted on startup logs ("Init torch distributed ends. mem usage").
+LINKED_BYTES, RANKS_BYTES, LINKED_RANKS = 5 * GIB // 4, GIB // 5, 4
+LINKED = ((8, 0), (9, 0), (10, 0), (10, 3))  # capabilities of A100, H100, H200, B200 and B300
 BAND = GIB
 SLIDING_RATIO = 0.8  # server_args.py, swa_full_tokens_ratio
 STATE_RATIO = 0.9  # server_args.py, mamba_full_memory_ratio
@@ -49,7 +52,9 @@ IMAGES_BYTES = 100 * MIB  # environ.py, SGLANG_VLM_CACHE_SIZE_MB; kv_cache_confi
 CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072, 262_144)
 DRAFTED_REQUESTS = 48  # server_args.py, max_running_requests with speculative decoding, 0.5.3; speculative_hook.py, 0.5.23
 DRAFTS_SINCE, STATES_DRAFTED_SINCE = (0, 5, 3), (0, 5, 14)
-STATES_OF_REQUEST = 5  # kv_cache_configurator.py, _calculate_mamba_ratio, with the default strategy extra_buffer
+BUFFERED = 2  # further states of a running request with the strategy extra_buffer; _calculate_mamba_ratio, get_mamba_tracking_slots
+RUNNING = (2048, 4096)  # the least and the most of max_running_requests by default; resolve_max_num_reqs
+AITER_HEADS = (16, 128)  # heads of MLA on a rank with which AITER runs; server_args.py, _get_default_attn_backend
 UNSHARED, SHARED = (0, 15, 0), (0, 16, 0)  # releases of vLLM whose layers for multi-token prediction have a head or share it
 ALGORITHMS = {NGRAM: "NGRAM", MTP: "NEXTN", EAGLE: "EAGLE", EAGLE3: "EAGLE3", DRAFT_MODEL: "STANDALONE"}
 
@@ -61,6 +66,8 @@ class SglangFlags:
     `asked_fraction` and `asked_length` are None if the server decides. `latent` says whether the model has MLA, `encodes`
     whether it reads more than text. `graphs_of_prefills` says whether model and device support prefill graphs: models with an
     encoder and devices other than NVIDIA's do not. `images` is the number of layers and the hidden size of the image encoder.
+    `prefixes` says whether prefixes are cached, `nvidia` whether the device has CUDA, `aiter` whether attention runs on AMD's
+    kernels.
 
     `draft` is the method of speculative decoding, a draft model or a head, empty without; `draft_tokens` are the tokens that
     it drafts at once.
@@ -87,6 +94,9 @@ class SglangFlags:
     encodes: bool = False
     graphs_of_prefills: bool = True
     images: tuple[int, int] | None = None
+    prefixes: bool = True
+    nvidia: bool = True
+    aiter: bool = False
     draft: str = ""
     draft_tokens: int = 0
 
@@ -109,6 +119,7 @@ class SglangFlags:
             "cuda_graph_max_bs": self.graph_batch,
             "max_running_requests": self.requests,
             "kv_cache_dtype": self.kv,
+            "disable_radix_cache": not self.prefixes,
             "tp_size": self.tp,
             "pp_size": self.pp,
             "dp_size": self.dp,
@@ -129,23 +140,31 @@ def _tier(rules: SglangRules, total_mib: float, tp: int) -> tuple[int, int]:
     return 16_384, 512
 
 
-def _old_fraction(share: str, total_mib: float, ranks: int) -> float:
-    """Return mem_fraction_static's default before 0.5.3."""
-    if share == "ranks":
-        shares = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
-        if total_mib > 96 * 1024:
-            return min(0.88 + 48 * 1024 * 0.12 / total_mib, (total_mib - 1024 * 18) / total_mib)
-        return next(value for least, value in shares if ranks >= least)
-    gib = ((35, 2.8, 10), (90, 9.5, 2), (160, 12, 2))
-    reserved = next((base + ranks / part for limit, base, part in gib if total_mib < limit * 1024), 32) * 1024
-    return round((total_mib - reserved) / total_mib, 3)
+def _old_fraction(share: str, flags: SglangFlags, total_mib: float) -> float:
+    """Return mem_fraction_static's default before 0.5.3 (server_args.py, 0.4.4, 0.4.6, 0.4.7 and 0.4.9)."""
+    ranks = flags.tp * flags.pp if share in ("ranks or 18 GiB", "memory") else flags.tp
+    if share == "memory":
+        gib = ((35, 2.8, 10), (90, 9.5, 2), (160, 12, 2))
+        reserved = next((base + ranks / part for limit, base, part in gib if total_mib < limit * 1024), 32) * 1024
+        return round((total_mib - reserved) / total_mib, 3)
+    if share == "ranks or 18 GiB" and total_mib > 180_000 and flags.nvidia:
+        return 0.79
+    if share == "ranks or 18 GiB" and total_mib > 96 * 1024:
+        return min(0.88 + 48 * 1024 * 0.12 / total_mib, (total_mib - 18 * 1024) / total_mib)
+    if share == "ranks or 13 GiB" and total_mib > 80 * 1024:
+        return (total_mib - 13 * 1024) / total_mib
+    if share == "ranks or 18 GiB" and total_mib > 80 * 1024:
+        return 0.88
+    shares = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
+    return next(value for least, value in shares if ranks >= least)
 
 
 def default_fraction(flags: SglangFlags, total_mib: float) -> float:
     """Return the default of mem_fraction_static for a device of `total_mib` MiB, as nvidia-smi prints it."""
     rules = sglang_rules_of(flags.release)
     if rules.share != "tokens":
-        return _old_fraction(rules.share, total_mib, flags.tp * flags.pp)
+        share = _old_fraction(rules.share, flags, total_mib)
+        return share if rules.images_always else share * _images_factor(rules, flags)
     reserved = 512 + max(flags.chunked_prefill_size, 2048) * 1.5 + flags.tp * flags.pp / 8 * 1024
     if rules.eager_decode or not flags.eager:
         reserved += flags.graph_batch * 2
@@ -154,8 +173,7 @@ def default_fraction(flags: SglangFlags, total_mib: float) -> float:
         reserved = max(reserved, 10 * 1024)
     if flags.draft_method not in ("", NGRAM):
         reserved += rules.draft_model_mib if flags.draft_method == DRAFT_MODEL else rules.draft_mib
-    share = round((total_mib - reserved) / total_mib, 3)
-    return share if flags.images is None else share * _images_factor(*flags.images)
+    return round((total_mib - reserved) / total_mib, 3) * _images_factor(rules, flags)
 
 
 def _prefill_graphs_mib(rules: SglangRules, flags: SglangFlags) -> float:
@@ -173,8 +191,13 @@ def _prefill_graphs_mib(rules: SglangRules, flags: SglangFlags) -> float:
     return 8 * len(piecewise_sizes(tokens))
 
 
-def _images_factor(layers: int, hidden: int) -> float:
-    """Return by how much a model that reads images makes the share smaller (adjust_mem_fraction_for_vlm, 0.5.3 to 0.5.23)."""
+def _images_factor(rules: SglangRules, flags: SglangFlags) -> float:
+    """Return the factor of the share for a model that reads images (adjust_mem_fraction_for_vlm, 0.5.1 to 0.5.23)."""
+    if rules.images_share:
+        return rules.images_share if flags.encodes else 1.0
+    if flags.images is None:
+        return 1.0
+    layers, hidden = flags.images
     complexity = layers * hidden**2 / (24 * 1024**2)
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (complexity - 1.0)))
 
@@ -228,6 +251,9 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
         encodes=encodes,
         graphs_of_prefills=not encodes and gpu.maker in CUDA_MAKERS,
         images=architecture.vision if encodes else None,
+        prefixes=request.prefix_caching != "0",
+        nvidia=gpu.maker in CUDA_MAKERS,
+        aiter=gpu.maker == "AMD" and (architecture.latent is None or architecture.heads // request.tp in AITER_HEADS),
         draft=request.speculative[0] if request.speculative else "",
         draft_tokens=request.speculative[1] if request.speculative else 0,
     )
@@ -284,11 +310,23 @@ def with_fraction(flags: SglangFlags) -> SglangFlags:
     return replace(flags, fraction=flags.asked_fraction or default_fraction(flags, total_mib))
 
 
+def static_share(flags: SglangFlags) -> float:
+    """Return the share of the free memory that the server uses: some models and kernels make the requested one smaller.
+
+    Source: model_runner.py, is_multimodal, 0.4.8; server_args.py, _handle_attention_backend_compatibility, 0.5.17: the buffers of
+    AITER grow with the tokens of the pool.
+    """
+    rules = sglang_rules_of(flags.release)
+    images = _images_factor(rules, flags) if rules.images_always else 1.0
+    return flags.fraction * images * (rules.aiter_share if flags.aiter and flags.context_length > AITER_TOKENS else 1.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Memory of SGLang on one GPU, in bytes, the tokens of its pool, and the bytes of one token.
 
-    `draft_bytes` are weights of a draft in the static share, `outside_bytes` its weights and cache outside of it.
+    `draft_bytes` are weights of a draft in the static share, `outside_bytes` its weights and cache outside of it. `running` is
+    how many requests run at once in one copy.
     """
 
     free_bytes: int
@@ -298,6 +336,7 @@ class Pool:
     state_bytes: int
     token_bytes: int
     tokens: int
+    running: int
     draft_bytes: int
     outside_bytes: int
 
@@ -307,19 +346,28 @@ class Pool:
         return self.outside_bytes > self.free_bytes - self.static_bytes
 
 
+def ranks_bytes(flags: SglangFlags, gpu: Gpu) -> int:
+    """Return the bytes of buffers between ranks, which are allocated before the free memory is measured."""
+    ranks = flags.tp * flags.pp
+    linked = gpu.maker == "AMD" or (gpu.maker == "NVIDIA" and gpu.capability in LINKED)
+    return 0 if ranks == 1 else LINKED_BYTES if linked and ranks >= LINKED_RANKS else RANKS_BYTES
+
+
 def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: int = 0) -> Pool:
     """Return the pool of a server: free memory before loading × the static share, less the weights (profile_max_num_token)."""
-    free = flags.total_bytes - flags.used_bytes - gpu.context_bytes
-    static = round(free * flags.fraction)
+    free = flags.total_bytes - flags.used_bytes - gpu.context_bytes - ranks_bytes(flags, gpu)
+    static = round(free * static_share(flags))
     layout, rules = _layout_flags(architecture, flags, gpu), sglang_rules_of(flags.release)
     weights = weights_bytes(architecture, layout)
     draft = unshared_bytes(architecture, layout) if rules.draft_in_share else 0
     images = IMAGES_BYTES if flags.encodes and flags.release >= IMAGES_SINCE else 0
-    rest = static - weights - draft - LOADED_BYTES - images + change
+    rest = static - weights - draft - rules.loaded_bytes - images + change
     itemsize = 1 if flags.kv == "fp8" else 2
     layers = architecture.layers[: len(architecture.layers) - len(architecture.lent)] + architecture.lent
     layers = layers[: -(-len(layers) // flags.pp)]
-    windowed = [number for number, layer in enumerate(layers) if _has_window(number, layer, architecture, flags)]
+    paged = gpu.maker in CUDA_MAKERS and (gpu.capability or HOPPER)[0] == BLACKWELL[0]
+    windows = () if paged and architecture.model_type.startswith(rules.paged_windows) else layers
+    windowed = [number for number, layer in enumerate(windows) if _has_window(number, layer, architecture, flags)]
     bytes_of = [token_bytes(one, flags.tp, itemsize) for one in layers]
     slides = sum(bytes_of[number] for number in windowed)
     full = sum(bytes_of) - slides
@@ -327,7 +375,7 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
     full, slides = full + more[0], slides + more[1]
     token = round(full + slides * SLIDING_RATIO) if full else slides
     state = sum(state_bytes(one, architecture, flags.tp) for one in layers if one.kind == STATE)
-    pool = _without_states(rest, state, flags) if state and token else rest
+    pool, most = _without_states(rest, state, flags, architecture) if state and token else (rest, RUNNING[1])
     tokens = max(0, pool) // token if token else 0
     outside = 0
     if architecture.draft is not None:
@@ -343,6 +391,7 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
         state_bytes=state,
         token_bytes=token,
         tokens=tokens,
+        running=min(most, flags.requests or _running(tokens, flags.context_length)),
         draft_bytes=draft,
         outside_bytes=outside,
     )
@@ -371,21 +420,30 @@ def _draft_token_bytes(
     return (count - slides) * (kept[0] if kept else 0), slides * bytes_of[windowed[0]]
 
 
-def _without_states(rest: int, state: int, flags: SglangFlags) -> int:
-    """Return the bytes that are left for tokens in a model with states of `state` bytes for a request.
+def _running(tokens: int, length: int) -> int:
+    """Return max_running_requests by default (kv_cache_configurator.py, resolve_max_num_reqs, 0.5.23; the same in 0.4.4)."""
+    least, most = RUNNING
+    return min(max(int(tokens / length * 512), least), most)
+
+
+def _without_states(rest: int, state: int, flags: SglangFlags, architecture: Architecture) -> tuple[int, int]:
+    """Return the bytes that are left for tokens in a model with states of `state` bytes, and how many requests these allow.
 
     With speculative decoding, running requests keep a state for each token that is verified. Source: kv_cache_configurator.py,
-    _handle_max_mamba_cache, 0.5.23.
+    _handle_max_mamba_cache and _calculate_mamba_ratio, 0.5.23; model_runner.py, 0.5.2 to 0.5.6.
     """
-    if not flags.draft:
-        return round(rest / (1 + STATE_RATIO))
-    verified, padded = flags.draft_tokens + 1, sglang_rules_of(flags.release).padded_states
-    budget = rest * STATE_RATIO / (1 + STATE_RATIO)
-    slots = int((budget - padded * state * (1 + verified)) // (state * (1 + verified / STATES_OF_REQUEST)))
+    rules = sglang_rules_of(flags.release)
+    kind, verified, padded = architecture.model_type, flags.draft_tokens + 1 if flags.draft else 0, rules.padded_states
+    cached = flags.prefixes and not kind.startswith(rules.uncached_states)
+    each = (rules.states_of_request + BUFFERED * kind.startswith(rules.buffered_states)) if cached else 1
+    slots = 0 if cached else flags.requests or rules.state_limit
+    if not slots:
+        budget = rest * STATE_RATIO / (1 + STATE_RATIO) - padded * state * (1 + verified)
+        slots = int(budget // (state * (1 + verified / each)))
     if slots <= 0:  # "Not enough GPU memory for hybrid (mamba/linear-attention) state cache"
-        return min(rest, 0)
-    running = min(flags.requests or 0, slots // STATES_OF_REQUEST)
-    return rest - state * (slots + padded + (running + padded) * verified)
+        return min(rest, 0), 0
+    running = min(flags.requests or 0, slots // each)
+    return rest - state * (slots + padded + (running + padded) * verified), slots // each
 
 
 def _has_window(number: int, layer: Layer, architecture: Architecture, flags: SglangFlags) -> bool:
@@ -430,7 +488,6 @@ def answer_sglang(
     pool, low, high = (plan_pool(architecture, flags, gpu, change) for change in (0, -BAND, BAND))
     if auto and low.tokens:
         flags = replace(flags, context_length=min(flags.context_length, low.tokens))
-    length = flags.context_length
 
     def outcome(other: SglangFlags) -> Outcome:
         other = with_fraction(other)
@@ -442,11 +499,11 @@ def answer_sglang(
             starts=starts,
             fits=both(starts, held),
             kv_cache_bytes=found.pool_bytes,
-            requests_at_once=found.tokens / other.context_length * other.dp,
+            requests_at_once=_at_once(found, other),
         )
 
     starts = _starts(pool, low, high)
-    at_once = [round(one.tokens / length * flags.dp, 2) for one in (pool, low, high)]
+    at_once = [round(_at_once(one, flags), 2) for one in (pool, low, high)]
     return Served(
         engine="sglang",
         engine_version=format_release(flags.release),
@@ -460,7 +517,7 @@ def answer_sglang(
         sampler_bytes=0,
         encoder_bytes=0,
         compiling_bytes=0,
-        outside_torch_bytes=LOADED_BYTES,
+        outside_torch_bytes=sglang_rules_of(flags.release).loaded_bytes,
         graphs_bytes=0,
         graphs_in_budget=False,
         kv_cache_bytes=Difference(pool.pool_bytes),
@@ -483,6 +540,11 @@ def answer_sglang(
         contexts=tuple(_contexts(pool, flags, want)),
         reasons=tuple(_reasons(pool)),
     )
+
+
+def _at_once(pool: Pool, flags: SglangFlags) -> float:
+    """Return how many requests of the longest length run at once on all copies."""
+    return min(pool.tokens / flags.context_length, pool.running) * flags.dp
 
 
 def _starts(pool: Pool, low: Pool, high: Pool) -> Starts:
@@ -515,7 +577,8 @@ def _message(pool: Pool, flags: SglangFlags) -> str:
     if pool.tokens:
         return ""
     if flags.release >= (0, 5, 14) and pool.pool_bytes <= 0:
-        least = (pool.weights_bytes + pool.draft_bytes + LOADED_BYTES) / pool.free_bytes
+        loaded = sglang_rules_of(flags.release).loaded_bytes
+        least = (pool.weights_bytes + pool.draft_bytes + loaded) / pool.free_bytes
         return (
             f"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static={flags.fraction:g}. Raise "
             f"--mem-fraction-static above {ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
@@ -525,8 +588,9 @@ def _message(pool: Pool, flags: SglangFlags) -> str:
 
 def _wanted(pool: Pool, low: Pool, high: Pool, flags: SglangFlags, want: tuple[int, int]) -> Want:
     requests, tokens = want
-    needed = -(-requests // flags.dp) * tokens
-    allowed = tokens <= flags.context_length and (flags.requests is None or requests <= flags.requests * flags.dp)
+    each = -(-requests // flags.dp)
+    needed = each * tokens
+    allowed = tokens <= flags.context_length and each <= pool.running
     fits: Starts = allowed and needed <= low.tokens
     if not fits and allowed and needed <= high.tokens:
         fits = "uncertain"
@@ -536,8 +600,7 @@ def _wanted(pool: Pool, low: Pool, high: Pool, flags: SglangFlags, want: tuple[i
 
 def _contexts(pool: Pool, flags: SglangFlags, want: tuple[int, int] | None) -> Iterator[ContextRow]:
     for context in contexts_of(CONTEXTS, flags.context_length, want):
-        held = pool.tokens // context * flags.dp
-        yield ContextRow(context=context, requests=min(held, flags.requests * flags.dp) if flags.requests else held)
+        yield ContextRow(context=context, requests=min(pool.tokens // context, pool.running) * flags.dp)
 
 
 def _changes(architecture: Architecture, flags: SglangFlags, want: tuple[int, int] | None) -> Iterator[Change]:
@@ -587,6 +650,7 @@ def sglang_command(model: str, flags: SglangFlags) -> str:
     for name, value in (("--tp", flags.tp), ("--pp-size", flags.pp), ("--dp", flags.dp)):
         words += [name, str(value)] if value > 1 else []
     words += ["--kv-cache-dtype", "fp8_e4m3"] if flags.kv == "fp8" else []
+    words += [] if flags.prefixes else ["--disable-radix-cache"]
     words += ["--quantization", "fp8"] if flags.layout == "fp8" else []
     return shlex.join([*words, *_draft_words(flags)])
 

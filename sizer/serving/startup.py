@@ -18,7 +18,7 @@ from sizer.catalogue.serving import DRAFT_MODEL, DRAFTS, EAGLE, EAGLE3, ENGINES,
 from sizer.catalogue.sources import arch_of
 from sizer.report.served import Served
 from sizer.serving import llama_log
-from sizer.serving.rules import rules_of
+from sizer.serving.rules import AITER_SHARE, AITER_TOKENS, rules_of
 
 MAX_CHARACTERS = 4_000_000
 LARGE_SHARE, LARGE_GIB = 0.02, 0.5  # from here on a difference is given a cause
@@ -121,6 +121,9 @@ _SGLANG: dict[str, tuple[str, ...]] = {
     "enforce_eager": (r"disable_cuda_graph=(True|False)",),
     "max_num_seqs": (r"max_running_requests=([0-9]+)(?![0-9]|, context_len)",),
     "max_num_batched_tokens": (r"chunked_prefill_size=([0-9]+)",),
+    "whole_prompts": (r"chunked_prefill_size=-1, .{0,300}?max_prefill_tokens=([0-9]+)",),
+    "radix_off": (r"disable_radix_cache=(True)\b",),
+    "aiter": (r"\battention_backend='(aiter)'",),
     "drafts": (r"(speculative_algorithm)='\w",),
     "draft_method": (r"speculative_algorithm='(\w{1,40})'",),
     "draft_model": (r"speculative_draft_model_path='([^']{1,300})'",),
@@ -221,6 +224,10 @@ class StartupLog:
             return "&".join([*keys, *(f"{name}={value if isinstance(value, str) else int(value)}" for name, value in found)])
         for name in ("engine_version", "tp", "pp", "dp", "dcp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
             value = self.figures.get(name)
+            if name == "max_num_batched_tokens":
+                value = self.figures.get("whole_prompts", value)
+            if name == "util" and isinstance(value, float) and self._prints_aiter_share():
+                value = round(value / AITER_SHARE, 6)
             if name == "dp" and any("DP attention" in words for words in self.uncounted):
                 continue  # SGLang's copies are on the GPUs of tensor parallel then
             if value is not None and not (name in ("tp", "pp", "dp", "dcp") and value == 1):
@@ -243,6 +250,8 @@ class StartupLog:
             keys.append(f"speculative={draft}")
         if "text_alone" in self.figures:
             keys.append("inputs=text")
+        if "radix_off" in self.figures:
+            keys.append("prefix_caching=0")
         if (size := self.number("kv_bytes")) is not None:
             keys.append(f"kv_bytes={int(size)}")
         if "page_tokens" in self.figures and (said := self.figures.get("prefix_caching")) is not None:
@@ -251,6 +260,15 @@ class StartupLog:
             elif self._has_state_prefixes():
                 keys.append("prefix_caching=0")
         return "&".join(keys)
+
+    def _prints_aiter_share(self) -> bool:
+        """Return whether the share that a log of SGLang prints is already smaller for AITER's attention.
+
+        Source: server_args.py, _handle_attention_backend_compatibility, 0.5.5; before that the model runner made it smaller.
+        """
+        found = re.match(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", str(self.figures.get("engine_version", "")))
+        late = found is None or (int(found[1]), int(found[2]), int(found[3])) >= (0, 5, 5)
+        return "aiter" in self.figures and late and (self.number("max_model_len") or 0) > AITER_TOKENS
 
     def _has_state_prefixes(self) -> bool:
         """Return whether the log's version caches prefixes of models with states by default."""
@@ -461,7 +479,7 @@ def read_startup(text: str) -> StartupLog:
 
 _WORDS = (
     *("engine_version", "model", "layout", "enforce_eager", "kv", "sampler", "ep", "prefix_caching", "device", "architecture"),
-    *("text_alone", "enable_lora", "fully_sharded_loras", "drafts", "draft_method", "draft_model"),
+    *("text_alone", "enable_lora", "fully_sharded_loras", "drafts", "draft_method", "draft_model", "radix_off", "aiter"),
 )
 
 

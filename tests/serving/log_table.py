@@ -82,7 +82,16 @@ SGLANG_WORDS = {
     "draft_headroom": "the pool has room for drafted tokens in addition",
     "draft_prefills": "prefills have graphs with speculative decoding",
     "draft_windows": "layers of a draft that count in a pool with windows",
-    "padded_states": "states that pad the pool with speculative decoding",
+    "padded_states": "states that pad the pool",
+    "images_share": "factor of the share of a model that reads images, 0 by the size of its encoder",
+    "images_always": "this factor applies to a requested share, too",
+    "aiter_share": "factor of the share with AITER's attention on AMD and more than 8,192 tokens",
+    "paged_windows": "types of models without a pool of windows on a data center's Blackwell",
+    "state_limit": "states without prefix caching and max_running_requests, 0 by the memory",
+    "uncached_states": "types of models with states that cache no prefixes",
+    "states_of_request": "states of a running request with prefix caching",
+    "buffered_states": "types of models that keep two more",
+    "loaded_bytes": "in addition to the loaded weights",
 }
 
 

@@ -31,7 +31,7 @@ from sizer.serving.cache import plan_cache
 from sizer.serving.flags import Flags, resolve_flags
 from sizer.serving.layout import weights_bytes
 from sizer.serving.plan import Plan, make_plan
-from sizer.serving.sglang import Pool, plan_pool, resolve_sglang
+from sizer.serving.sglang import Pool, plan_pool, ranks_bytes, resolve_sglang
 from sizer.tracing.device import Device
 from tests.serving.log_table import ROWS, read_cells
 
@@ -141,7 +141,8 @@ def pool_of(row: Row) -> Pool:
     architecture, gpu = _facts(row)
     flags = resolve_sglang(request_of(row), architecture, gpu)
     if (free := row.number("available_gib")) is not None:
-        flags = replace(flags, used_bytes=flags.total_bytes - gpu.context_bytes - round(free * GIB))
+        held = gpu.context_bytes + ranks_bytes(flags, gpu)
+        flags = replace(flags, used_bytes=flags.total_bytes - held - round(free * GIB))
     return plan_pool(architecture, flags, gpu)
 
 

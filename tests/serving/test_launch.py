@@ -34,9 +34,10 @@ COMMANDS = {
         LLAMA,
         "engine=sglang&engine_version=0.5.3&tp=2&util=0.8",
     ),
-    "python -m sglang.launch_server --model Qwen/Qwen3-8B --chunked-prefill-size -1 --ep-size 1 --disable-cuda-graph &": (
+    "python -m sglang.launch_server --model Qwen/Qwen3-8B --chunked-prefill-size -1 --ep-size 1 --disable-cuda-graph "
+    "--disable-radix-cache &": (
         "hf:qwen3-8b",
-        "engine=sglang&ep=0&enforce_eager=1",
+        "engine=sglang&max_num_batched_tokens=16384&ep=0&enforce_eager=1&prefix_caching=0",
     ),
     "model: Qwen/Qwen3-8B\nhost: 0.0.0.0\ntensor-parallel-size: 2\nmax_model_len: 8192\nenforce-eager: true\n"
     "trust-remote-code: false": (

@@ -41,8 +41,9 @@ def test_tokens_end_to_end():
 
 def test_sglangs_pool_follows_from_its_share():
     known = [one.tokens for one in errors("sglang") if one.tokens is not None]
-    assert len(known) >= 10
-    assert middle(known)[0] <= 1.0
+    assert len(known) >= 15
+    assert middle(known)[0] <= 0.5
+    assert middle(known)[1] <= 4.0
     assert middle([one.planned for one in errors("sglang")])[1] <= 0.05  # pools of full attention and of windows (Gemma 4)
 
 

@@ -39,7 +39,7 @@ SMALL = "arch=hf:smollm2-135m&mode=serve&gpu=t4"
         ("used=37GiB", r"used: given 37.00 GiB with gpu=a100-40gb, allowed less than the server's share of the device's 39.38"),
         ("engine=llama.cpp&kv=fp8", r"kv: given 'fp8' with engine=llama.cpp, allowed auto, f32, q8_0"),
         ("engine=sglang&kv_bytes=1GiB", r"kv_bytes: given '1GiB' without engine=vllm"),
-        ("engine=sglang&prefix_caching=1", r"prefix_caching: given '1' without engine=vllm"),
+        ("engine=llama.cpp&prefix_caching=1", r"prefix_caching: given '1' without engine=vllm or sglang"),
         ("prefix_caching=yes", r"prefix_caching: given 'yes', allowed auto, 0, 1"),
         ("kv=int4", r"kv: given 'int4', allowed auto, fp8"),
         ("engine=transformers", r"engine: given 'transformers', .*; ask for mode=generate"),

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from sizer.base.errors import RequestError
-from sizer.base.units import MIB
+from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.serving import ENGINES
 from sizer.query.text import parse_query
@@ -26,12 +26,14 @@ from sizer.serving.sglang import (
     SglangFlags,
     answer_sglang,
     plan_pool,
+    ranks_bytes,
     resolve_sglang,
+    static_share,
     with_fraction,
 )
 from sizer.serving.startup import read_startup
 from tests.serving.log_table import ROWS
-from tests.serving.models import attention, decoder
+from tests.serving.models import attention, decoder, states
 
 RECORDED = ROWS.with_name("sglang_memory.csv")
 GPU = find_gpu("rtx-4090")
@@ -182,3 +184,114 @@ def test_weights_over_the_share_have_the_message_of_the_version():
     assert read_startup(new.message).failure == read_startup(old.message).failure == "not enough memory for the pool"
     share = float(new.message.partition("above ")[2].partition(" ")[0])
     assert served(fraction=share + 0.001).kv_tokens > 0 == served(fraction=share - 0.001).kv_tokens
+
+
+SGLANG = "arch=hf:qwen3-8b&mode=serve&engine=sglang"
+
+
+def test_aiter_takes_a_part_of_the_share_on_amd():
+    # sglang issue 18262: an MI355X, five layers of Qwen3-30B-A3B; 287.20 GB free, 12.79 of weights, 209.66 of cache
+    gpu = find_gpu("mi355x")
+    query = f"{SGLANG}&gpu=mi355x&engine_version=0.5.7"
+    flags = resolve_sglang(parse_query(query), decoder(), gpu)
+    assert (flags.fraction, static_share(flags)) == (0.911, pytest.approx((12.79 + 209.66) / 287.2, abs=3e-4))
+    command = answer_sglang(decoder(), flags, gpu, model="org/model", want=None, auto=False).command
+    assert "--mem-fraction-static 0.911 " in command
+    short, old = f"{query}&max_model_len=8192", query.replace("0.5.7", "0.4.6")
+    shares = [static_share(resolve_sglang(parse_query(one), decoder(), gpu)) for one in (short, old)]
+    assert shares == [0.911, pytest.approx(1 - 13 * GIB / (gpu.total_bytes + DRIVER_BYTES))]
+    latent = replace(decoder(heads=64), latent=(512, 128, 128))  # eight heads on a rank run on Triton, as in a log of Kimi K2.5
+    shares = [static_share(resolve_sglang(parse_query(f"{query}&tp={tp}&util=0.8"), latent, gpu)) for tp in (8, 4)]
+    assert shares == [0.8, pytest.approx(0.68)]
+
+
+def test_a_log_on_amd_prints_the_share_that_is_left():
+    log = "model_path='Qwen/Qwen3-8B', mem_fraction_static=0.77435, attention_backend='aiter'\nLoad weight end. mem usage=1.0 GB"
+    logs = [f"sglang {version}, context_len=40960, {log}" for version in ("0.5.7", "0.5.4")]
+    keys = [dict(item.split("=") for item in read_startup(text).query().split("&")) for text in logs]
+    assert [one["util"] for one in keys] == ["0.911", "0.77435"]
+
+
+def test_images_made_even_a_requested_share_smaller_until_0_4_9():
+    seeing = replace(decoder(), encoder="vision", vision=VISION)
+    for version, asked, default in (("0.4.4", 0.76, 0.88 * 0.95), ("0.4.8", 0.72, 0.9 * 0.879), ("0.4.9", 0.8, 0.9 * 0.879)):
+        query = f"{SGLANG}&gpu=rtx-4090&engine_version={version}"
+        found = [static_share(resolve_sglang(parse_query(f"{query}{more}"), seeing, GPU)) for more in ("&util=0.8", "")]
+        assert found == [pytest.approx(asked), pytest.approx(default)], version
+
+
+def test_large_devices_had_reserves_of_their_own_before_0_4_8():
+    # server_args.py of 0.4.4, 0.4.6 and 0.4.7: an H200 has 143,771 MiB, an H20 97,871, a B200 more than 180,000
+    total = 143_771
+    cases = {
+        ("h200", "0.4.4", 8): 0.81,
+        ("h200", "0.4.6", 8): (total - 13 * 1024) / total,
+        ("h200", "0.4.7", 8): (total - 18 * 1024) / total,
+        ("h100-80gb", "0.4.7", 8): 0.81,
+        ("h20", "0.4.7", 8): 0.88,
+        ("b200", "0.4.7", 8): 0.79,
+    }
+    for (gpu, version, tp), share in cases.items():
+        query = f"{SGLANG}&gpu={gpu}&engine_version={version}&tp={tp}"
+        found = resolve_sglang(parse_query(query), decoder(), find_gpu(gpu)).fraction
+        assert found == pytest.approx(share, abs=1e-3), (gpu, version)
+
+
+def test_windows_of_gpt_oss_had_no_pool_on_blackwell_in_two_versions():
+    mixed = replace(decoder(layers=(*attention(2), *attention(2, window=100))), model_type="gpt_oss")
+    windows, whole = round(2 * 2048 + 2 * 2048 * 0.8), 4 * 2048
+    for gpu, version, told in (("b200", "0.5.8", whole), ("b200", "0.5.10", windows), ("h200", "0.5.8", windows)):
+        flags = resolve_sglang(parse_query(f"{SGLANG}&gpu={gpu}&engine_version={version}"), mixed, find_gpu(gpu))
+        assert plan_pool(mixed, flags, find_gpu(gpu)).token_bytes == told, (gpu, version)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "more", "slots", "running"),
+    [
+        ("0.5.3", "qwen3_next", "", 512, 512),  # no prefixes are cached
+        ("0.5.3", "qwen3_next", "&max_num_seqs=40", 40, 40),
+        ("0.5.4", "nemotron_h", "", 512, 512),
+        ("0.5.8", "qwen3_next", "&prefix_caching=0", 512, 512),
+        ("0.5.9", "qwen3_next", "&prefix_caching=0&max_num_seqs=40", 40, 40),
+        ("0.5.4", "qwen3_next", "", None, None),  # by the memory, three states for a request
+        ("0.5.14", "qwen3_next", "", None, None),  # five
+        ("0.5.14", "lfm2", "", None, None),  # three
+    ],
+)
+def test_states_are_as_many_as_the_version_keeps(version: str, kind: str, more: str, slots: int | None, running: int | None):
+    # model_runner.py, is_hybrid_gdn, 0.5.3; handle_max_mamba_cache, 0.5.4, 0.5.8, 0.5.9 and 0.5.14
+    state = 10 * MIB
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, state // 2))), model_type=kind)
+    gpu = find_gpu("h100-80gb")
+    flags = resolve_sglang(parse_query(f"{SGLANG}&gpu=h100-80gb&engine_version={version}{more}"), hybrid, gpu)
+    plain = plan_pool(decoder(layers=attention(1)), flags, gpu)
+    found = plan_pool(hybrid, flags, gpu)
+    if slots is None:
+        each = 5 if (version, kind) == ("0.5.14", "qwen3_next") else 3
+        slots = int(plain.pool_bytes * 0.9 / 1.9 // state)
+        running = slots // each
+    assert (plain.pool_bytes - found.pool_bytes, found.running) == (slots * state, running)
+
+
+def test_no_more_requests_run_at_once_than_states_allow():
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, 50 * MIB))), model_type="qwen3_next")
+    answer = served(hybrid, context_length=1024)
+    assert answer.kv_tokens // 1024 > answer.requests_at_once == answer.contexts[0].requests
+    plain = served(context_length=64)  # max_running_requests is at most 4,096
+    assert plain.kv_tokens // 64 > plain.requests_at_once == 4096
+
+
+def test_a_requested_number_of_requests_does_not_fit_if_states_do_not_allow_it():
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, 50 * MIB))), model_type="qwen3_next")
+    flags = resolve_sglang(parse_query(f"{SGLANG}&gpu=rtx-4090"), hybrid, GPU)
+    most = plan_pool(hybrid, flags, GPU).running
+    fits = [answer_sglang(hybrid, flags, GPU, model="org/model", want=(count, 64), auto=False).want.fits for count in (8, most + 1)]
+    assert fits == [True, False]
+
+
+def test_buffers_between_ranks_come_off_the_free_memory():
+    # "Init torch distributed ends. mem usage": 1.25 GB for 8 H100 (0.5.2), 2.0 for 8 H200 (0.5.3), 0.13 for 4 L4, 0.19 for 2 4090
+    told = {("h100-80gb", 8): 1.25, ("h100-80gb", 2): 0.2, ("l4", 4): 0.2, ("rtx-4090", 2): 0.2, ("h100-80gb", 1): 0}
+    for (gpu, tp), gib in told.items():
+        flags = resolve_sglang(parse_query(f"{SGLANG}&gpu={gpu}&tp={tp}"), decoder(), find_gpu(gpu))
+        assert ranks_bytes(flags, find_gpu(gpu)) == pytest.approx(gib * GIB, rel=0.01), gpu

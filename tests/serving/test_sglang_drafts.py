@@ -101,7 +101,7 @@ STATES = (
 def test_the_states_of_drafted_tokens_are_sglangs_own(
     release: Release, rest: int, state: int, verified: int, running: int, left: int
 ):
-    hybrid = decoder(layers=(*attention(1), *states(1, state * MIB // 2)))
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, state * MIB // 2))), model_type="qwen3_next")
     flags = resolved(hybrid, f"ngram:{verified - 1}", release, f"&max_num_seqs={running}")
     assert plan_pool(hybrid, flags, GPU).state_bytes == state * MIB
     found = plan_pool(hybrid, replace(flags, fraction=0.0), GPU)
