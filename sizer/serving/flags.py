@@ -57,6 +57,7 @@ class Flags:
     - `dcp`: tensor-parallel ranks that share the tokens of a request (decode context parallel).
     - `draft`: method of speculative decoding, the preset of a draft model, or a head by its key or config; empty without.
       `draft_tokens`: tokens that it drafts at once.
+    - `copies_latent`: MLA has copies of its matrix for keys and values even if the matrix is not quantized.
     """
 
     release: Release
@@ -96,6 +97,7 @@ class Flags:
     draft: str = ""
     draft_tokens: int = 0
     largest_graph: int = LARGEST_GRAPH
+    copies_latent: bool = False
 
     @property
     def draft_method(self) -> str:

@@ -66,11 +66,11 @@ def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterato
             yield from _whole(weight, architecture, flags)
     for matrix in matrices.values():
         yield from _linear(matrix, architecture, flags)
-    if architecture.latent:
-        # vllm/v1/attention/backends/mla/common.py: W_UK_T and W_UV are kept in the model's dtype in addition to kv_b_proj
-        rank, nope, value = architecture.latent
-        for _ in _stage_layers(architecture, flags, stage):
-            yield architecture.heads // flags.tp * rank * (nope + value) * 2
+    for matrix in matrices.values() if architecture.latent else ():
+        # vllm/v1/attention/backends/mla/common.py, 0.11.1, and layers/attention/mla_attention.py, 0.33: W_UK_T and W_UV are
+        # views of kv_b_proj, or of a copy in the model's dtype if it is quantized
+        if matrix.name.endswith(".kv_b_proj") and (flags.copies_latent or _layout_of(matrix, flags)):
+            yield matrix.inputs * matrix.outputs * 2
     if stage == 0:
         for elements in architecture.step_buffers:
             yield flags.max_num_batched_tokens * elements * 2
@@ -219,9 +219,14 @@ def _split_outputs(leaf: str, outputs: int, architecture: Architecture, flags: F
     return -(-outputs // flags.tp)
 
 
+def _layout_of(matrix: Matrix, flags: Flags) -> str | None:
+    """Return the layout of a linear layer's matrix, None if it is not quantized."""
+    return flags.layout if matrix.quantized and flags.layout != "mxfp4" else None
+
+
 def _linear(matrix: Matrix, architecture: Architecture, flags: Flags) -> Iterator[int]:
     """Yield the tensors of one merged linear layer after loading."""
-    layout = flags.layout if matrix.quantized and flags.layout != "mxfp4" else None
+    layout = _layout_of(matrix, flags)
     yield from _quantized(matrix.inputs, matrix.outputs, layout, architecture, matrix.itemsize)
     if layout in ("awq", "gptq"):
         yield 4 * flags.processors  # quantization/utils/marlin_utils.py, marlin_make_workspace_new, with one block for each

@@ -471,6 +471,7 @@ def _layout_flags(architecture: Architecture, flags: SglangFlags, gpu: Gpu) -> F
         vocabulary=architecture.vocabulary,
         draft=flags.draft,
         draft_tokens=flags.draft_tokens,
+        copies_latent=True,  # models/deepseek_v2.py, post_load_weights, 0.4.4: w_kc and w_vc are contiguous
     )
 
 

@@ -158,3 +158,17 @@ def test_weights_on_the_host_are_those_of_a_published_log():
     tower = sum(weight.itemsize * prod(weight.shape) for weight in architecture.weights if "vision" in weight.name)
     assert 24 * GIB <= offloaded_bytes(architecture, since) < 25 * GIB
     assert offloaded_bytes(architecture, replace(since, offload_bytes=1)) < tower // 10
+
+
+def test_halves_of_a_latents_matrix_are_copied_if_it_is_quantized():
+    # mla_attention.py, split_kv_b_proj: 6 heads of 128 + 128 elements from a latent of 512; in 16 bits they are views
+    latent = Weight(name="model.layers.0.self_attn.kv_b_proj.weight", shape=(6 * 256, 512))
+    model = replace(decoder(), latent=(512, 128, 128), weights=(*decoder().weights, latent))
+    size, left = 6 * 256 * 512, replace(model, unquantized=("self_attn",))
+    for one, found, sizes in (
+        (model, flags(), [0, 1]),
+        (model, flags(layout="fp8"), [1, 1]),
+        (left, flags(layout="fp8"), [0, 1]),
+        (model, flags(copies_latent=True), [0, 2]),  # SGLang copies them in 16 bits, too
+    ):
+        assert [[*tensors(one, found)].count(size * itemsize) for itemsize in (1, 2)] == sizes, found.layout
