@@ -18,6 +18,7 @@ from sizer.pasted import lines
 from sizer.pasted.code import ASSIGNED, MAX_CALLS, call_at, value_of
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Draft, Question
+from sizer.serving.launchers import python_command
 
 # Names have bounded lengths, so that every text is searched quickly.
 _NAME = r"\w{1,64}"
@@ -34,20 +35,11 @@ _BITS = r"\w{0,64}BitsAndBytesConfig"  # libraries have one each, so that code r
 _OF_MODELS = rf"{_NAME}\.from_pretrained|{_BITS}|{_NAME}\.generate|pipeline"
 _CALL = r"(?<![\w.])(?:{})[ \t]*\("
 _MADE = re.compile(rf"(?m)^[ \t]*({_NAME})[ \t]*=[ \t]*{_PIPELINE}[ \t]*\(")
-_SERVER = r"(?:vllm\.)?LLM|(?:sglang|sgl)\.Engine|(?:llm\.)?LLMConfig"
-_IMPORTS = re.compile(r"(?m)^[ \t]*(?:from|import)\s+(?:vllm|sglang|ray)\b")
-_IMPORTS_LLAMA = re.compile(r"(?m)^[ \t]*(?:from|import)\s+(?:llama_cpp|ctransformers)\b")
-_LLAMA = r"(?:llama_cpp\.)?Llama(?:\.from_pretrained)?|AutoModelForCausalLM\.from_pretrained"
-# Arguments of llama-cpp-python's class Llama (0.3) and of ctransformers (0.2): the flags of llama.cpp with the same meaning.
-_FLAGS_OF_LLAMA = {
-    "model_path": "--model",
-    "n_gpu_layers": "--n-gpu-layers",
-    "gpu_layers": "--n-gpu-layers",
-    "n_ctx": "--ctx-size",
-    "context_length": "--ctx-size",
-    "n_batch": "--batch-size",
-    "n_ubatch": "--ubatch-size",
-}
+_LLAMA = r"(?:llama_cpp\.)?Llama(?:\.from_pretrained)?"
+_SERVER = rf"{_LLAMA}|(?:vllm\.)?(?:LLM|(?:Async)?EngineArgs)|(?:sglang|sgl)\.Engine|(?:llm\.)?LLMConfig"
+_IMPORTS = re.compile(r"(?m)^[ \t]*(?:from|import)\s+(?:vllm|sglang|ray|llama_cpp)\b")
+_IMPORTS_CTRANSFORMERS = re.compile(r"(?m)^[ \t]*(?:from|import)\s+ctransformers\b")
+_SERVES = re.compile(r"(?m)^[ \t$]*(?:python3? -m )?transformers(?:-cli)?[ \t]+serve\b")
 _GENERATES = ("text-generation", "image-text-to-text", "any-to-any")  # tasks of transformers' pipeline()
 _HEADS = re.compile(r"(?:CausalLM|Seq2SeqLM|ImageTextToText|ConditionalGeneration|MultimodalLM|LMHeadModel)$")
 _FRAMES = ("num_frames", "video_length", "frames")
@@ -74,6 +66,8 @@ def read_inference(text: str) -> Question | None:
     """Return the question of code that runs a pipeline or a model of transformers; None for another text."""
     if len(text) > MAX_BYTES:
         return None
+    if (found := _SERVES.search(text)) is not None:
+        return _transformers_serve(text[found.end() :])
     if pipelines := list(calls_in(text, _PIPELINE)):
         return _pipeline(text, pipelines[0])
     calls = list(calls_in(text, _OF_MODELS))
@@ -83,20 +77,22 @@ def read_inference(text: str) -> Question | None:
 def server_command(text: str) -> tuple[str, tuple[str, ...], bool] | None:
     """Return the command of a server with the arguments of its class in Python; None for other code.
 
-    The classes are vLLM's LLM, SGLang's Engine, Ray's LLMConfig, whose `engine_kwargs` are vLLM's, and llama-cpp-python's Llama.
-    The names of arguments without a value in the text come second. The last value is True for LLM, vLLM's
+    The classes are vLLM's LLM and EngineArgs, SGLang's Engine, llama_cpp's Llama, and Ray's LLMConfig, whose `engine_kwargs` are
+    vLLM's. The names of arguments without a value in the text come second. The last value is True for LLM, which vLLM calls
     offline inference.
     """
     if len(text) > MAX_BYTES:
         return None
-    if _IMPORTS_LLAMA.search(text) is not None:
-        call = next(calls_in(text, _LLAMA), None)
-        return None if call is None else (shlex.join(_llama_words(call)), call.unread, False)
+    if _IMPORTS_CTRANSFORMERS.search(text) is not None:
+        call = next(calls_in(text, r"AutoModelForCausalLM\.from_pretrained"), None)
+        return None if call is None else (_command_of_ctransformers(call), call.unread, False)
     if _IMPORTS.search(text) is None:
         return None
     if (call := next(calls_in(text, _SERVER), None)) is None:
         return None
     given = dict(call.given)
+    if re.fullmatch(_LLAMA, call.name):
+        return python_command(given if call.first is None else {"model_path": call.first, **given}), call.unread, False
     if call.name.endswith("LLMConfig"):
         loading, given = given.get("model_loading_config") or {}, given.get("engine_kwargs") or {}
         given = {**given, "model": loading.get("model_source") or loading.get("model_id")}
@@ -112,22 +108,12 @@ def server_command(text: str) -> tuple[str, tuple[str, ...], bool] | None:
     return shlex.join(words), call.unread, call.name.endswith("LLM")
 
 
-def _llama_words(call: Call) -> list[str]:
-    """Return the command of llama.cpp's server for a call that loads a file."""
+def _command_of_ctransformers(call: Call) -> str:
+    """Return the command of llama.cpp for a file that ctransformers (0.2) loads."""
     given = call.given
-    repository = given.get("repo_id") or (None if "model_path" in given else call.first)
-    file = given.get("filename") or given.get("model_file")
-    words = ["llama-server"]
-    if isinstance(file, str):
-        words += ["--model", file]
-    elif isinstance(repository, str):
-        words += ["--hf-repo", repository]
-    for name, flag in _FLAGS_OF_LLAMA.items():
-        if isinstance(value := given.get(name), str | int) and not isinstance(value, bool):
-            words += [flag, str(999 if value == -1 and flag == "--n-gpu-layers" else value)]
-    if not any(name in given for name in ("n_gpu_layers", "gpu_layers")):
-        words += ["--n-gpu-layers", "0"]
-    return words + (["--flash-attn", "on"] if given.get("flash_attn") else [])
+    file = given.get("model_file") or call.first
+    tokens = {"n_ctx": given["context_length"]} if given.get("context_length") else {}
+    return python_command({"model_path": file, "n_gpu_layers": given.get("gpu_layers") or 0, **tokens})
 
 
 def calls_in(text: str, names: str) -> Iterator[Call]:
@@ -318,4 +304,33 @@ def _model(calls: list[Call]) -> Question:
     draft.assume("one sequence", batch=1)
     if generates:
         draft.assume("the code does not give the length of prompts", seq=1024)
+    return draft.whole(kind="code")
+
+
+def _transformers_serve(text: str) -> Question:
+    """Return the question of transformers' server, which answers one request at once by generate().
+
+    Source: transformers/cli/serve.py, 5.24.
+    """
+    draft = Draft(title="transformers serve")
+    draft.take("transformers serve", mode="generate")
+    text = re.sub(r"[\\^`][ \t]*\r?\n", " ", text.strip()).partition("\n")[0]
+    given = dict(re.findall(r"--([a-z][a-z_-]{1,40})(?:[ =]+(?!--)[\"']?([^\s\"']{1,200}))?", text))
+    given = {name.replace("_", "-"): value for name, value in given.items()}
+    first = re.match(r"[ \t]*(?!-)(\S{1,200})", text)
+    repository = given.get("force-model") or (first[1] if first else "")
+    if (arch := arch_of(repository)) is not None:
+        draft.take(repository, arch=arch)
+    else:
+        draft.assume("the command names no repository, as the model is that of a request: the model of the form is kept")
+    if not lines.dtype(draft, "--dtype", given.get("dtype", "auto")):
+        draft.assume("the dtype of most checkpoints", dtype="bfloat16")
+    if (bits := {"bnb-4bit": "nf4-dq", "bnb-8bit": "int8"}.get(given.get("quantization", ""))) is not None:
+        draft.take(f"--quantization {given['quantization']}", weights=bits)
+    if (way := given.get("attn-implementation")) is not None and not lines.attention(draft, "--attn-implementation", way):
+        draft.unmatched.append(f"--attn-implementation {way}")
+    if "continuous-batching" in given:
+        draft.unmatched.append("--continuous-batching: its paged cache takes a share of the free memory; one request is counted")
+    draft.assume("one request at once", batch=1)
+    draft.assume("the command does not give the length of prompts", seq=1024)
     return draft.whole(kind="code")

@@ -13,6 +13,7 @@ from sizer.base.errors import ConfigError, RefusedValueError, quote
 from sizer.base.pasted_text import PlainLoader, pasted_lines
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.pasted.code import is_command, read_calls, read_command
+from sizer.pasted.other_programs import refuse_other_program
 
 MAX_BYTES = 64 * 1024
 
@@ -32,7 +33,7 @@ def read_mapping(text: str) -> dict[str, Any]:
         return read_object(text)
     if found := read_command(text) if is_command(text) else read_calls(text):
         return found
-    _refuse_other_programs(text)
+    _refuse_other_texts(text)
     if is_command(text):
         raise ConfigError(
             "the flags of this script are not read",
@@ -76,59 +77,13 @@ ALLOWED = (
 )
 
 _PYTHON = re.compile(r"^[ \t]*(?:import [A-Za-z_][\w.]*|from [A-Za-z_][\w.]* import )", re.MULTILINE)
-_FILE = "the command names a file that is not in the text"
-_IN_WORDS = 'ask in words: "train a LoRA of FLUX.1-dev, rank 16, batch 1, 1024 px on a 4090"'
-_SERVE = "choose the model and the task Serving"
-_BEGIN = r"^[ \t]*(?:\$ )?"  # of a command; \s would also pass over lines, each time anew
-# Programs with commands that are not read: a sign of the text, the fault, and the remedy.
-_OTHER_PROGRAMS = (
-    (_BEGIN + r"ollama\s", "a command of Ollama names no repository", f"{_SERVE} with the engine llama.cpp, which Ollama runs"),
-    (r"\btext-generation-launcher\b|text-generation-inference", "the scheduler of TGI is not planned", _SERVE),
-    (r"\btrtllm-serve\b|\btrtllm-build\b", "the scheduler of TensorRT-LLM is not planned", _SERVE),
-    (r"\blmdeploy\s+serve\b", "the scheduler of LMDeploy is not planned", _SERVE),
-    (r"\bvllm\s+bench\b|\bsglang\.bench_", "a benchmark is not planned", "paste the command that starts the server"),
-    (r"\bPROCESSOR\s+(?:CONTEXT\s+)?UNTIL\b", "this table names what Ollama has loaded", f"{_SERVE} with the engine llama.cpp"),
-    (r"\bggml-cuda\b", "this error of llama.cpp names no buffer", "paste the log from its first line, or the command"),
-    (r"\bmlc_llm\s+serve\b", "the scheduler of MLC LLM is not planned", _SERVE),
-    (r"\bkoboldcpp\b", "the flags of KoboldCpp are not read", f"{_SERVE} with the engine llama.cpp, which KoboldCpp runs"),
-    (_BEGIN + r"lms\s", "the commands of LM Studio are not read", f"{_SERVE} with the engine llama.cpp, which LM Studio runs"),
-    (r"\b(?:tabbyAPI|exllamav[23]|aphrodite)\b", "this server is not planned", f"{_SERVE} with the engine vllm"),
-    (
-        r"\bAllocation on device\b|\bOutOfMemoryError\b",
-        "this message has no sizes",
-        "paste the whole message of PyTorch; ComfyUI prints it with --disable-cuda-malloc",
-    ),
-    (
-        r"\bSIGKILL\b|exitcode\s*:\s*-9\b|^Killed[ \t]*$",
-        "the system killed the process, mostly because the host's memory was used up",
-        "compare the host's memory in the report of `sizer run -- SCRIPT.py`",
-    ),
-    (r"ResourceExhaustedError|RESOURCE_EXHAUSTED", "this message is not PyTorch's", "choose the model for PyTorch's memory"),
-    (
-        r"out of resource: shared memory",
-        "a kernel needs more shared memory than a multiprocessor has: the device's memory is not the cause",
-        "choose smaller blocks for the kernel",
-    ),
-    (
-        r"Some modules are dispatched on the CPU",
-        "accelerate found less free memory than the weights take",
-        "choose the model, its weights and the device: the answer says what they take",
-    ),
-    (r"\bmlx_lm\b", "MLX is not PyTorch: its memory is not counted", "choose the model, and the Mac as device"),
-    (_BEGIN + r"(?:llamafactory-cli|axolotl)\s", _FILE, "paste the YAML file itself"),
-    (_BEGIN + r"tune\s+run\s", _FILE, "paste the YAML file, which `tune cp` writes"),
-    (r"\btype:[ \t]*['\"]?(?:sd_trainer|ui_trainer|diffusion_trainer)\b", "the config of ai-toolkit is not read", _IN_WORDS),
-)
 
-
-def _refuse_other_programs(text: str) -> None:
+def _refuse_other_texts(text: str) -> None:
     """Raise ConfigError for the command of a program that is not read, and for nvidia-smi's table."""
     if "NVIDIA-SMI" in text:
         names = re.findall(r"\|\s{1,9}[0-9]{1,3}\s{1,9}([A-Z].{2,40}?)\s{2}", text)
         raise ConfigError("nvidia-smi's table names devices, not work", given="NVIDIA-SMI", todo=_device_of(names))
-    for sign, what, todo in _OTHER_PROGRAMS:
-        if re.search(sign, text, re.MULTILINE):
-            raise ConfigError(what, given=quote(text.strip(), 60), todo=todo)
+    refuse_other_program(text)
 
 
 def _device_of(names: list[str]) -> str:

@@ -28,7 +28,9 @@ ANSWERING = ("text", "multimodal")  # modalities of models that generate text
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 ALL_LAYERS = 1000  # more than a model has
 _OLLAMA = re.compile(r"^\s*(?:\$ )?ollama\s+(?:run|pull)\s+(?=\S)", re.IGNORECASE)
-_CODE = re.compile(r"[{}=<>\n;|$]|https?:|--|Error:|Exception:")  # texts of programs
+_CODE = re.compile(  # texts of programs
+    r"[{}=<>\n;|$]|https?:|--|Error:|Exception:|(?:^|\s)-[A-Za-z]{1,5}\s|^\s*(?:docker|podman|mlc_llm)\s"
+)
 _NUMBERS = {"two": 2, "dual": 2, "three": 3, "four": 4, "eight": 8}
 _LORA = {"mode": "training", "train": "adapter"}
 _TASKS: tuple[tuple[str, dict[str, str]], ...] = (  # the first one that names a mode decides

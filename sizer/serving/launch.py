@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from sizer.base.errors import RequestError, quote, suggest
 from sizer.catalogue.serving import EAGLE, EAGLE3, ENGINES, MAX_LAYERS
-from sizer.catalogue.sources import arch_of
+from sizer.catalogue.sources import REPO_ID, arch_of
+from sizer.serving.launchers import as_command
 from sizer.serving.llama_log import arch_of_file, file_type_of
 from sizer.serving.startup import (
     LAYOUTS_OF_FLAGS,
@@ -28,15 +29,23 @@ from sizer.serving.startup import (
 
 MAX_CHARACTERS = 64 * 1024
 SHORTEST_PREFIX = 8  # characters: a shorter prefix may belong to a flag that is not listed here
-_PROGRAM = r"\bvllm\s+serve\b|vllm\.entrypoints\.(?:openai\.)?api_server\b"
-_SGLANG_PROGRAM = r"\bsglang\.launch_server\b|\bsglang\s+serve\b"
-_LLAMA_SIGN = r"(?:^|[\s/\\])llama-(?:server|cli)(?:\.exe)?\b|ggml-org/llama\.cpp(?::\S*)?|\bLLAMA_ARG_[A-Z]"
+_PROGRAM = r"\bvllm\s+serve\b|\bvllm\.entrypoints\.(?:openai\.)?(?:api_server|run_batch)\b|\bdynamo\.vllm\b|\btrl\s+vllm-serve\b"
+_SGLANG_PROGRAM = r"\bsglang\.launch_server\b|\bsglang\s+serve\b|\bdynamo\.sglang\b|\bsglang_router\.launch_server\b"
+_LLAMA_PROGRAM = r"(?:^|[\s/\\])llama-(?:server|cli|mtmd-cli|run|completion|perplexity)(?:\.exe)?\b"
+_LLAMA_SIGN = rf"{_LLAMA_PROGRAM}|ggml-org/llama\.cpp(?::\S*)?|\bLLAMA_ARG_[A-Z]"
 _HELM_SIGN = r"(?m)^[ \t]*vllmConfig[ \t]*:"
 _KSERVE_SIGN = r"\bkserve\.io/[\s\S]{0,2000}?\bname:[ \t]{0,8}huggingface\b"
 _VLLM_SIGN = rf"{_PROGRAM}|vllm/vllm-openai"
 _SGLANG_SIGN = rf"{_SGLANG_PROGRAM}|lmsysorg/sglang"
-_IMAGE = re.compile(r"(?:vllm/vllm-openai|lmsysorg/sglang):v?([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3})")
+_SIGNS = f"{_VLLM_SIGN}|{_SGLANG_SIGN}|{_LLAMA_SIGN}"
+_IMAGE = re.compile(
+    r"(?:vllm/vllm-openai|lmsysorg/sglang)(?::|[\"']?\s{1,20}tag:[ \t]*[\"']?)v?([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3})"
+)
 _YAML_LINE = re.compile(r"^\s*([A-Za-z][\w-]{1,60})\s*:\s*(.*?)\s*$")
+_SGLANG_YAML_SIGNS = frozenset(
+    ("mem-fraction-static", "chunked-prefill-size", "context-length", "max-running-requests", "model-path")
+)
+_ENV_LINE = re.compile(r"(?m)^[ \t]*(?:export[ \t]+|-[ \t]+)?([A-Z][A-Z0-9_]{1,60})=[\"']?([^\s\"']{1,300})[\"']?[ \t]*$")
 _YAML_SIGNS = frozenset(
     (
         *("max-model-len", "gpu-memory-utilization", "tensor-parallel-size", "max-num-seqs", "max-num-batched-tokens"),
@@ -166,7 +175,7 @@ _UNCOUNTED_WORDS = """
     diffusion-config ec- eplb elastic-ep enable-elastic enable-ep-weight enable-cumem enable-mm-embeds enable-mamba
     enable-prompt-embeds engram
     expert-placement kv-cache-dtype-skip kv-sharing max-num-scheduled max-num-active max-prompt-adapter model-class num-lookahead
-    num-redundant num-scheduler override-attention optimization-level performance-mode pooler-config override-pooler
+    kt- num-redundant num-scheduler override-attention optimization-level performance-mode pooler-config override-pooler
     quantization-config qlora sleep-mode swa- ubatch use-replayssm video-pruning watermark
 """
 _UNCOUNTED = tuple(_UNCOUNTED_WORDS.split())
@@ -181,6 +190,7 @@ _DIRECTIONS = {
     **dict.fromkeys(("enable-lora", "lora", "max-lora"), "the slots of adapters reduce the cache: fewer tokens than planned"),
     "cpu-offload": "weights leave the device: more tokens than planned",
     "offload": "weights leave the device: more tokens than planned",
+    "kt-": "experts leave the devices: more tokens than planned",
     "enable-dp-attention": "each tensor-parallel GPU has separate requests: more tokens than planned",
     **dict.fromkeys(("decode-context-parallel", "dcp"), "each rank keeps a part of a request: more tokens than planned"),
 }
@@ -210,7 +220,8 @@ _IRRELEVANT_WORDS = """
     per-request preemption-mode prefill-schedule profiler-config pt-load ray-workers reasoning-config renderer-num safetensors-
     scheduler- shutdown-timeout sse-keep tool-strict trust-request use-tqdm weight-transfer worker-cls worker-extension
     speculative-accept speculative-attention speculative-draft-attention speculative-moe-runner
-    disable-shared-experts-fusion disable-flashinfer enable-flashinfer kernel-config moe-backend linear-backend
+    kt-cpuinfer kt-threadpool kt-method kt-weight router- calculate-kv-scales disable-shared-experts-fusion
+    disable-flashinfer enable-flashinfer kernel-config moe-backend linear-backend
 """
 _IRRELEVANT = tuple(_IRRELEVANT_WORDS.split())
 _NUMBERS = (
@@ -265,15 +276,44 @@ def is_launch(text: str) -> bool:
     if len(text) > MAX_CHARACTERS:
         return False
     text = _plain(_listed(text))
-    signs = f"{_VLLM_SIGN}|{_SGLANG_SIGN}|{_LLAMA_SIGN}"
-    return any(re.search(sign, text) for sign in (signs, _HELM_SIGN, _KSERVE_SIGN)) or _is_yaml(text)
+    text = text if re.search(_SIGNS, text) else _as_yaml(text)
+    signs = (_SIGNS, _HELM_SIGN, _KSERVE_SIGN)
+    return any(re.search(sign, text) for sign in signs) or _is_yaml(text) or as_command(text) is not None
 
 
 def _is_yaml(text: str) -> bool:
     """Return True for lines "name: value" with a model and one line that only vLLM uses, or with two such lines."""
-    names = {found[1].replace("_", "-") for line in text.splitlines() if (found := _YAML_LINE.match(line))}
-    signs = len(names & _YAML_SIGNS) + ("model" in names)
-    return bool(names & _YAML_SIGNS) and signs > 1 and not re.search(r"^\s*(?:image|services)\s*:", text, re.MULTILINE)
+    names = _yaml_names(text)
+    found = names & (_YAML_SIGNS | _SGLANG_YAML_SIGNS)
+    signs = len(found) + ("model" in names)
+    return bool(found) and signs > 1 and not re.search(r"^\s*(?:image|services)\s*:", text, re.MULTILINE)
+
+
+def _yaml_names(text: str) -> set[str]:
+    return {found[1].replace("_", "-") for line in text.splitlines() if (found := _YAML_LINE.match(line))}
+
+
+def _is_sglang(text: str) -> bool:
+    """Return True for a command of SGLang, or a YAML config with lines that only SGLang has and none that only vLLM has."""
+    if re.search(f"{_SGLANG_SIGN}|{_VLLM_SIGN}", text) or not _is_yaml(text):
+        return re.search(_SGLANG_SIGN, text) is not None
+    names = _yaml_names(text)
+    return bool(names & _SGLANG_YAML_SIGNS) and not names & {"max-model-len", "gpu-memory-utilization"}
+
+
+def _as_yaml(text: str) -> str:
+    """Return the variables of a container (RunPod's worker-vllm), or a flat JSON (Triton's model.json), as YAML."""
+    if text.lstrip().startswith("{"):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+        flat = isinstance(found, dict) and {"model", "model_path"} & found.keys()
+        values = ((name, one if isinstance(one, str) else json.dumps(one)) for name, one in found.items()) if flat else ()
+        return "\n".join(f"{name}: {one}" for name, one in values) or text
+    named = {name.lower().replace("model_name", "model"): value for name, value in _ENV_LINE.findall(text)}
+    signs = {name.replace("_", "-") for name in named} & _YAML_SIGNS
+    return "\n".join(f"{name}: {value}" for name, value in named.items()) if signs and len(named) > 1 else text
 
 
 def with_command(log: StartupLog, text: str) -> StartupLog:
@@ -313,8 +353,12 @@ def read_launch(text: str) -> Launch:
     Raises:
         RequestError: A flag belongs to another server, or has no value.
     """
-    text = _with_values(_listed(text))
+    text = with_values(_listed(text))
+    text = text if re.search(_SIGNS, text) else _as_yaml(text)
     variables = {found[1]: found[2] for found in _VARIABLE.finditer(text)}
+    if not re.search(_SIGNS, text) and (other := as_command(text)) is not None:
+        launch = read_launch(other[0])
+        return replace(launch, unmatched=(*([other[1]] if other[1] else []), *launch.unmatched))
     if re.search(_HELM_SIGN, text):
         text = _helm_command(text)
     if re.search(_KSERVE_SIGN, text):
@@ -322,8 +366,9 @@ def read_launch(text: str) -> Launch:
     text = _plain(text)
     if re.search(_LLAMA_SIGN, text) and not re.search(f"{_VLLM_SIGN}|{_SGLANG_SIGN}", text):
         return _read_llama(text, variables)
-    engine = "sglang" if re.search(_SGLANG_SIGN, text) else "vllm"
-    pairs = list(_yaml_pairs(text) if _is_yaml(text) and not re.search(_VLLM_SIGN, text) else _pairs(_words(text), engine))
+    engine = "sglang" if _is_sglang(text) else "vllm"
+    in_yaml = _is_yaml(text) and not re.search(f"{_VLLM_SIGN}|{_SGLANG_SIGN}", text)
+    pairs = list(_yaml_pairs(text) if in_yaml else _pairs(_words(text), engine))
     items: dict[str, str] = {"mode": "serve"} | ({"engine": engine} if engine != "vllm" else {})
     if image := _IMAGE.search(text):
         items["engine_version"] = image[1]
@@ -343,7 +388,9 @@ def read_launch(text: str) -> Launch:
     for name, value in pairs:
         given = f"--{name}{f' {value}' if value else ''}"
         key = _VALUES[engine].get(name)
-        if name in _SWITCHES[engine]:
+        if name in _SWITCHES[engine] and "$" in value:
+            unmatched.append(f"{given}: its value is not in the text")
+        elif name in _SWITCHES[engine]:
             if value.lower() != "false":
                 switch, state = _SWITCHES[engine][name]
                 items[switch] = state
@@ -414,6 +461,9 @@ def read_launch(text: str) -> Launch:
         irrelevant += len(ignored)
         read = [row for row in read if row[1] not in ignored]
     arch = arch_of(model)
+    if arch is not None and "weights" not in items and (layout := _layout_of_folder(model, arch)):
+        items["weights"] = layout
+        read.insert(0, (f"model {model}", f"weights={layout}"))
     if arch is not None:
         read.insert(0, (f"model {model}", f"arch={arch}"))
     if (servers := _servers(text)) > 1:
@@ -427,6 +477,12 @@ def read_launch(text: str) -> Launch:
         unmatched=tuple(unmatched),
         irrelevant=irrelevant,
     )
+
+
+def _layout_of_folder(model: str, arch: str) -> str:
+    """Return the layout that the name of a preset's folder says, such as Qwen3-32B-AWQ; empty for another model."""
+    found = re.fullmatch(r"(.{1,300})[-_](fp8|awq|gptq|w8a8)(?:-dynamic|-int4)?/?", model, re.IGNORECASE)
+    return found[2].lower() if found and arch.startswith("hf:") and arch_of(found[1]) == arch else ""
 
 
 # Flags of llama.cpp by their meaning; others change no memory that is counted.
@@ -455,6 +511,7 @@ _LLAMA_UNCOUNTED = {
     **dict.fromkeys(("nkvo", "no-kv-offload"), "the cache is counted on the device"),
     **dict.fromkeys(("md", "model-draft", "hfd", "hfrd", "hf-repo-draft"), "a draft model is not counted"),
     **dict.fromkeys(("mm", "mmproj", "mmu", "mmproj-url"), "the projector of images is not counted"),
+    **dict.fromkeys(("mla", "fmoe", "amb", "rtr", "mla-use"), "a flag of ik_llama.cpp, whose buffers are not counted"),
     "rpc": "layers on other machines are counted here",
     "swa-full": "windows are counted with the tokens that they keep without it",
     **dict.fromkeys(("lora", "lora-scaled", "control-vector", "control-vector-scaled"), "its tensors are not counted"),
@@ -491,6 +548,7 @@ _LLAMA_BEGINNINGS = """
 LLAMA_FLAGS = (*_LLAMA_NAMES.split(), *_LLAMA_FLAGS, *_LLAMA_SWITCHES, *_LLAMA_UNCOUNTED)
 _LLAMA_IRRELEVANT = frozenset(_LLAMA_SHORT.split())
 _ALL_LAYERS = 99  # what people write for -ngl
+_LONG_SHORT = ("nkvo", "cmoe", "ncmoe", "fmoe", "hfrd")  # flags with one dash
 
 
 def _read_llama(text: str, variables: Mapping[str, str]) -> Launch:
@@ -504,8 +562,10 @@ def _read_llama(text: str, variables: Mapping[str, str]) -> Launch:
     named = ((name.removeprefix("LLAMA_ARG_").lower().replace("_", "-"), value) for name, value in variables.items())
     pairs = [(_LLAMA_VARIABLES.get(name, name), value) for name, value in named if name not in ("", "host", "port")]
     items, read, unmatched, irrelevant, found = {"mode": "serve", "engine": "llama.cpp"}, [], [], 0, {}
+    if (servers := len(re.findall(rf"{_LLAMA_PROGRAM}[\"']?\s+-", text))) > 1:
+        unmatched.append(f"the text starts {servers} servers: the last one is read; paste one of them")
     for name, value in (*pairs, *_pairs(words, "llama.cpp")):
-        given = f"{'-' if len(name) < 4 else '--'}{name}{f' {value}' if value else ''}"
+        given = f"{'-' if len(name) < 4 or name in _LONG_SHORT else '--'}{name}{f' {value}' if value else ''}"
         if (meaning := _LLAMA_FLAGS.get(name)) is not None and value:
             found[meaning] = (given, value)
         elif name in _LLAMA_SWITCHES:
@@ -660,7 +720,10 @@ _VALUE = r"[\w./:-]{1,200}"
 _CONSTANT = re.compile(
     rf"(?m)^[ \t]*([A-Za-z_]\w{{0,60}})[ \t]*(?::[ \t]*\w{{1,20}}[ \t]*)?=[ \t]*[\"']?({_VALUE})[\"']?[ \t]*(?:#.*)?$"
 )
-_GIVEN = re.compile(rf"(?m)(?:^|[\s-])([A-Z][A-Z0-9_]{{1,60}})[\"']?(?:=|:[ \t]+)[\"']?({_VALUE})[\"']?[ \t]*$")
+_GIVEN = re.compile(
+    rf"(?m)(?:(?:^|[\s-])([A-Z][A-Z0-9_]{{1,60}})[\"']?(?:=|:[ \t]+)|^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{{0,60}})=)"
+    rf"[\"']?({_VALUE})[\"']?[ \t]*;?[ \t]*(?:#.*)?$"
+)
 
 
 def _listed(text: str) -> str:
@@ -671,21 +734,35 @@ def _listed(text: str) -> str:
     sign = _LISTED.search(text)
     if sign is None or not re.search(r"(?m)^[ \t]*[\w.]{1,80}[ \t]*(?:\+?=|:[ \t]*list)|\(\s*\[", text):
         return text
-    rest = text[sign.start() + 1 :].partition("]")[0]
-    parts = re.findall(r"\"([^\"]{0,300})\"|'([^']{0,300})'|([A-Za-z_]\w{0,60})(?=\s*[,)\]]|\s*$)", rest)
+    name = re.search(r"([A-Za-z_]\w{0,60})[ \t]*(?::[ \t]*[\w\[\]]{1,20}[ \t]*)?=[ \t]*$", text[: sign.start()])
+    rest = text[sign.start() :]
+    lists = [rest[1:].partition("]")[0]]
+    if name is not None:
+        grows = rf"(?m)^[ \t]*{name[1]}(?:[ \t]*\+=[ \t]*\[|\.extend\([ \t]*\[|\.append\()([^\]\n]{{0,600}})"
+        lists += [found.removesuffix(")") if found.count(")") > found.count("(") else found for found in re.findall(grows, rest)]
     names = dict(_CONSTANT.findall(text))
-    words = [shlex.quote(double or single) if double or single else names.get(name, f"${name}") for double, single, name in parts]
-    return " ".join(words)
+    return " ".join(word for items in lists for word in _listed_words(items, names))
 
 
-def _with_values(text: str) -> str:
+def _listed_words(items: str, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words of a list's items. Of a choice the first word is taken, with the condition's name as its value."""
+    choice = re.fullmatch(r"\s*[\"']([^\"']{1,200})[\"']\s+if\s+(\w{1,60})\s+else\s+[\"']([^\"']{1,200})[\"']\s*,?\s*", items)
+    if choice is not None:
+        said = names.get(choice[2])
+        yield choice[1] if said == "True" else choice[3] if said == "False" else f"{choice[1]}=${choice[2]}"
+        return
+    for double, single, name in re.findall(r"\"([^\"]{0,300})\"|'([^']{0,300})'|([A-Za-z_]\w{0,60})(?=\s*[,)\]]|\s*$)", items):
+        yield shlex.quote(double or single) if double or single else names.get(name, f"${name}")
+
+
+def with_values(text: str) -> str:
     """Return a text with $NAME replaced by its value, if the text gives one: NAME=value, NAME: value, or ${NAME:-value}."""
-    given = dict(_GIVEN.findall(text))
+    given = {first or second: value for first, second, value in _GIVEN.findall(text)}
 
     def value(found: re.Match[str]) -> str:
         return given.get(found[1] or found[2]) or found[3] or found[0]
 
-    return re.sub(r"\$(?:([A-Z][A-Z0-9_]{1,60})\b|\{([A-Z][A-Z0-9_]{1,60})(?::-([^}]{1,200}))?\})", value, text)
+    return re.sub(r"\$(?:([A-Za-z_]\w{1,60})\b|\{([A-Za-z_]\w{1,60})(?::-([^}]{1,200}))?\})", value, text)
 
 
 def _servers(text: str) -> int:
@@ -734,23 +811,30 @@ def _words(text: str) -> list[str]:
 
 def _pairs(words: list[str], engine: str) -> Iterator[tuple[str, str]]:
     """Yield the flags of a command with their values, the model without a flag first."""
-    position = 0
+    position, named = 0, False
     if engine != "llama.cpp" and words and not words[0].startswith("-") and words[0] not in _ENDS:
         yield "model", words[0]
-        position = 1
+        position, named = 1, True
     while position < len(words):
         word = words[position]
         position += 1
         if word in _ENDS:
             return
         if not re.match(r"--?[A-Za-z]", word):
+            if engine == "vllm" and not named and (REPO_ID.fullmatch(word) or word.startswith(("/", "./", "~/"))):
+                named = True  # vllm serve --port=8000 Qwen/Qwen3-8B
+                yield "model", word
             continue
         name, sign, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
+        named = named or name in ("model", "model-tag")
         if engine != "llama.cpp":
             name = _lengthened(name) if engine == "vllm" and not word.startswith("--") else _completed(name, engine)
         if not sign and position < len(words) and not _begins_flag(words[position]) and name not in _SWITCHES.get(engine, ()):
             value = words[position]
+            position += 1
+        elif not sign and position < len(words) and words[position].lower() in ("true", "false"):
+            value = words[position]  # of a switch, as in `--enforce_eager False`
             position += 1
         yield name, value
 

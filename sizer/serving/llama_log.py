@@ -68,8 +68,22 @@ _SIZES = {
 }
 _FILE_TYPE = re.compile(rf"[-_.:](?:ud-)?({'|'.join(sorted(FILE_TYPES, key=len, reverse=True))})(?:_(xl|l))?(?=[-_.]|$)")
 _FILE_NAMES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
-_GGUF = re.compile(r"[-_.](?:i?q[0-9]\w{0,8}|bf16|f16|fp16|f32|mxfp4|ud|gguf)$")
+_GGUF = re.compile(r"(?i)[-_.](?:i?q[0-9]\w{0,8}|bf16|f16|fp16|f32|mxfp4|ud|gguf)$")
 _LONGEST_NAME = 200
+_SIZE = r"[0-9]{1,3}(?:\.[0-9])?[Bb](?:-A[0-9]{1,2}(?:\.[0-9])?[Bb])?"
+_FAMILIES = (  # names as the owners write them, so that fine-tuned models are not taken for them
+    (
+        rf"Qwen[0-9](?:\.[0-9])?(?:-(?:Coder|VL|Math|Next|Omni))?-{_SIZE}(?:-(?:Instruct|Thinking|Captioner))?(?:-2[0-9]{{3}})?",
+        "Qwen",
+    ),
+    (rf"Llama-[0-9]\.[0-9]-{_SIZE}(?:-Vision)?(?:-Instruct)?", "meta-llama"),
+    (rf"gemma-[234]n?-E?{_SIZE}-(?:it|pt)", "google"),
+    (rf"Mistral-(?:Small|Nemo|Large)(?:-[0-9]\.[0-9])?(?:-{_SIZE})?-Instruct-[0-9]{{4}}", "mistralai"),
+    (r"(?:Magistral|Devstral)-(?:Small|Medium)-[0-9]{4}", "mistralai"),
+    (rf"DeepSeek-R1-(?:0528-Qwen3-8B|Distill-(?:Qwen|Llama)-{_SIZE})|DeepSeek-(?:R1|V3)(?:[-.][0-9]{{1,4}})?", "deepseek-ai"),
+    (r"GLM-4\.[5-9](?:-Air|-Flash|V)?", "zai-org"),
+    (rf"LFM2(?:\.5)?-{_SIZE}|LFM2(?:\.5)?-[0-9]{{3}}M", "LiquidAI"),
+)
 
 
 @dataclass(slots=True)
@@ -264,9 +278,12 @@ def file_type_of(model: str) -> tuple[str | None, bool]:
 
 
 def arch_of_file(model: str) -> str | None:
-    """Return the preset of a GGUF file or repository, by its name without the layout; None without a preset."""
-    name = re.split(r"[/\\]", model.partition(":")[0] if not re.match(r"[A-Za-z]:[\\/]", model) else model)[-1].lower()
-    name = re.sub(r"-0\d{4}-of-0\d{4}$", "", name.removesuffix(".gguf"))
+    """Return the preset of a GGUF file or repository, by its name without the layout.
+
+    A name in the style of a known family is a repository of the family's owner. None for another name.
+    """
+    name = re.split(r"[/\\]", model.partition(":")[0] if not re.match(r"[A-Za-z]:[\\/]", model) else model)[-1]
+    name = re.sub(r"(?i)-0\d{4}-of-0\d{4}$|\.gguf$", "", re.sub(r"(?i)\.gguf$", "", name))
     for _ in range(3):  # gemma-3-4b-it-UD-Q4_K_XL-GGUF
         name = _GGUF.sub("", name[:_LONGEST_NAME])
     found = arch_of(f"/{name}") if name else None
@@ -275,4 +292,4 @@ def arch_of_file(model: str) -> str | None:
     try:
         return f"hf:{find_preset(name).key}"
     except RequestError:
-        return None
+        return next((f"hub:{owner}/{name}" for family, owner in _FAMILIES if re.fullmatch(family, name)), None)

@@ -180,7 +180,7 @@ _OTHERS = (
     ("Text Generation Inference", r"text_generation_(?:launcher|router|server)"),
     ("TensorRT-LLM", r"\[(?:TensorRT-LLM|TRT-LLM)\]"),
     ("LMDeploy", r"lmdeploy - (?:INFO|WARNING|ERROR)|\[TM\]\["),
-    ("MLC LLM", r"mlc_llm"),
+    ("MLC LLM", r"(?<!import )(?<!from )\bmlc_llm\b(?!\s+(?:serve|chat)\b)"),
 )
 _LLAMA_KEYS = (
     *("engine_version", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "weights", "kv", "gpu_layers", "cpu_moe", "pp"),
@@ -465,7 +465,7 @@ def read_startup(text: str) -> StartupLog:
                 f"this is a log of {other}",
                 given=f"{len(text):,} characters",
                 allowed="the startup log or error of vLLM, SGLang or llama.cpp",
-                todo="ask for the model and its flags in a query",
+                todo="ask for the model in a query, such as mode=serve&arch=hf:qwen3-8b&max_model_len=8192",
             )
         raise RequestError(
             "this is not a startup log of vLLM, SGLang or llama.cpp",

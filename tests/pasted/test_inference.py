@@ -188,7 +188,6 @@ config = LLMConfig(
     [
         ("vllm bench serve --model Qwen/Qwen3-8B", "a benchmark is not planned"),
         ("python -m sglang.bench_one_batch --model-path Qwen/Qwen3-8B", "paste the command that starts the server"),
-        ("python koboldcpp.py --model x.gguf --gpulayers 33", "the engine llama.cpp, which KoboldCpp runs"),
         ("lms load qwen/qwen3-8b --gpu max", "the engine llama.cpp, which LM Studio runs"),
         ("NAME  ID  SIZE  PROCESSOR  CONTEXT  UNTIL\nqwen3:14b  bd  12 GB  100% GPU  16384  now", "what Ollama has loaded"),
         ("CUDA error: out of memory\n  in function alloc at /build/ggml/src/ggml-cuda/ggml-cuda.cu:491", "names no buffer"),
@@ -233,13 +232,13 @@ model.encode(sentences, batch_size=64)""",
         (
             """from llama_cpp import Llama
 llm = Llama(model_path="./Qwen3-8B-Q4_K_M.gguf", n_gpu_layers=-1, n_ctx=8192)""",
-            "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=8192",
+            "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=8192&max_num_seqs=1",
         ),
         (
             """from ctransformers import AutoModelForCausalLM
 name = "TheBloke/Mistral-7B-v0.1-GGUF"
 llm = AutoModelForCausalLM.from_pretrained(name, model_file="mistral-7b-v0.1.Q4_K_M.gguf", gpu_layers=20)""",
-            "arch=hf:mistral-7b-v0.1&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu_layers=20",
+            "arch=hf:mistral-7b-v0.1&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu_layers=20&max_num_seqs=1&max_model_len=512",
         ),
         (
             """from diffusers import StableDiffusionXLPipeline
@@ -268,3 +267,45 @@ def test_code_of_other_packages_is_read(text, query):
     found = read_question(text, None)
     assert found.items == dict(item.split("=") for item in query.split("&"))
     parse_query(query)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "model=Qwen/Qwen3-8B\ndocker run ghcr.io/huggingface/text-generation-inference:3.3 --model-id $model "
+            "--max-total-tokens 8192",
+            "for example, mode=serve&arch=hf:qwen3-8b&max_model_len=8192",
+        ),
+        ("trtllm-serve Qwen/Qwen3-8B --tp_size 2 --max_seq_len 4096", "mode=serve&arch=hf:qwen3-8b&tp=2&max_model_len=4096"),
+        ('from tensorrt_llm import LLM\nllm = LLM(model="Qwen/Qwen3-8B")', "the scheduler of TensorRT-LLM is not planned"),
+        ("tritonserver --model-repository=/models", "paste model.json of the backend vllm"),
+        ("docker run nvcr.io/nim/meta/llama-3.1-8b-instruct:latest", "paste its log"),
+        ("lmdeploy serve api_server Qwen/Qwen3-8B --tp 2 --session-len 32768", "arch=hf:qwen3-8b&tp=2&max_model_len=32768"),
+        ("from lmdeploy import pipeline\npipe = pipeline('Qwen/Qwen3-8B')", "for example, mode=serve&arch=hf:qwen3-8b"),
+        ("mlc_llm serve HF://mlc-ai/Llama-3-8B-Instruct-q4f16_1-MLC", "the scheduler of MLC LLM is not planned"),
+        ("model:\n  model_name: Llama-exl2\n  max_seq_len: 32768\n  cache_mode: Q4", "ExLlama and TabbyAPI are not planned"),
+        ("lms load qwen/qwen3-8b --context-length 8192", "mode=serve&engine=llama.cpp&arch=hf:qwen3-8b&max_model_len=8192"),
+        ("python ktransformers/server/main.py --model_path Qwen/Qwen3-30B-A3B --tp 2", "arch=hf:qwen3-30b-a3b&pp=2"),
+        ('import mii\nclient = mii.serve("Qwen/Qwen3-8B", tensor_parallel=2)', "DeepSpeed-MII is not planned"),
+        ("mlx_lm.server --model mlx-community/Qwen3-8B-4bit", "the Mac as device, with the engine llama.cpp"),
+        ("./llama-bench -m Qwen3-8B-Q8_0.gguf -ngl 99 -p 512", "a benchmark is not planned"),
+        ("python server.py --model x --loader llama.cpp", "text-generation-webui is not read"),
+        ("infinity_emb v2 --model-id BAAI/bge-small-en-v1.5", "the task Inference"),
+    ],
+)
+def test_servers_that_are_not_planned_are_refused_with_a_query(text: str, said: str):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_question(text, None)
+
+
+def test_transformers_server_answers_one_request():
+    found = read_question("transformers serve Qwen/Qwen3-8B --port 8000 --quantization bnb-4bit --continuous-batching", None)
+    assert found.items == {
+        **{"mode": "generate", "arch": "hf:qwen3-8b", "dtype": "bfloat16", "weights": "nf4-dq", "batch": "1", "seq": "1024"},
+    }
+    assert found.unmatched == ("--continuous-batching: its paged cache takes a share of the free memory; one request is counted",)
+    found = read_question("transformers serve --force-model Qwen/Qwen3-8B --dtype float16 --attn-implementation eager", None)
+    assert (found.items["arch"], found.items["dtype"], found.items["attention"]) == ("hf:qwen3-8b", "float16", "eager")
+    found = read_question("transformers serve --attn-implementation other", None)
+    assert ("arch" in found.items, found.unmatched) == (False, ("--attn-implementation other",))
