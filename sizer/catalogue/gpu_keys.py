@@ -14,6 +14,7 @@ from decimal import Decimal
 from functools import cache
 
 from sizer.base.errors import GIVEN_LIMIT, RefusedValueError, did_you_mean, letters, suggest
+from sizer.base.units import GIB
 from sizer.catalogue.contexts import Context, context_between
 from sizer.catalogue.gpus import GPUS, RANGED, Gpu, read_rows
 
@@ -142,8 +143,14 @@ def _key_of_words(name: str, total_bytes: int | None) -> str | None:
 
 
 def keys_of_memory(total_bytes: int) -> list[str]:
-    """Return the keys of NVIDIA's and AMD's devices with a memory within 0.3 % of a size, the nearest first."""
+    """Return the keys of NVIDIA's and AMD's devices with a memory within 0.3 % of a size, the nearest first.
+
+    WSL shows all memory of GeForce and RTX cards, which Linux's driver keeps a part of: 23.99 GiB of an RTX 4090, not 23.52.
+    """
     far = {key: abs(gpu.total_bytes / total_bytes - 1) for key, gpu in GPUS.items() if gpu.maker in ("NVIDIA", "AMD")}
+    for key in (key for key in far if key.startswith(("rtx-", "gtx-"))):
+        whole = -(-GPUS[key].total_bytes // GIB) * GIB
+        far[key] = min(far[key], abs(whole / total_bytes - 1))
     return sorted((key for key in far if far[key] <= _SAME_MEMORY), key=lambda key: far[key])
 
 

@@ -11,7 +11,15 @@ import pytest
 import sizer
 from sizer.base.errors import RefusedValueError, RequestError, letters
 from sizer.catalogue import gpu_keys
-from sizer.catalogue.gpu_keys import CAPABILITIES, EXAMPLE, find_gpu, format_capability, is_custom, split_custom
+from sizer.catalogue.gpu_keys import (
+    CAPABILITIES,
+    EXAMPLE,
+    find_gpu,
+    format_capability,
+    is_custom,
+    keys_of_memory,
+    split_custom,
+)
 from sizer.catalogue.gpus import GPUS, read_rows
 from sizer.query.text import format_query, parse_query
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
@@ -185,3 +193,9 @@ def test_python_takes_the_same_keys():
     assert own.gpu.key == "custom:24084MiB@8.9"
     assert own.estimates[0].peak_allocated_bytes == known.estimates[0].peak_allocated_bytes
     assert own.estimates[0].peak_reserved_bytes == known.estimates[0].peak_reserved_bytes
+
+
+def test_all_memory_of_a_card_as_wsl_shows_it_is_of_several_cards():
+    assert {"rtx-4090", "rtx-3090", "rx-7900-xtx"} <= set(keys_of_memory(round(23.99 * 2**30)))
+    assert "l4" not in keys_of_memory(round(23.99 * 2**30))
+    assert keys_of_memory(round(139.8 * 2**30)) == ["h200"]
