@@ -59,7 +59,8 @@ class Call:
     @property
     def unread(self) -> tuple[str, ...]:
         """Names of the arguments whose values are not in the text."""
-        return tuple(name for name, value in self.given.items() if value is None and not _is_none(self.tree, name))
+        unread = tuple(name for name, value in self.given.items() if value is None and not _is_none(self.tree, name))
+        return (*unread, *(f"**{ast.unparse(word.value)}" for word in self.tree.keywords if word.arg is None and not self.given))
 
 
 def read_inference(text: str) -> Question | None:
@@ -123,8 +124,25 @@ def calls_in(text: str, names: str) -> Iterator[Call]:
         if (tree := call_at(text, found.start(), found.end())) is None:
             continue
         given = {word.arg: value_of(word.value, assigned) for word in tree.keywords if word.arg}
+        for word in tree.keywords:
+            if word.arg is None and isinstance(word.value, ast.Name) and (found_dict := _named_dict(text, word.value.id, assigned)):
+                given = found_dict | given
         first = value_of(tree.args[0], assigned) if tree.args else None
         yield Call(text[found.start() : found.end() - 1].strip(), given, first, tree)
+
+
+def _named_dict(text: str, name: str, assigned: dict[str, str]) -> dict[str, Any]:
+    """Return the arguments that a text gives a name, as `name = dict(model="…")` or `name = {"model": "…"}`; empty without."""
+    made = r"(?:dict\(([^)]{0,2000})\)|(\{[^}]{0,2000}\}))"
+    sign = re.search(rf"(?m)^[ \t]*{re.escape(name)}[ \t]*(?::[ \t]*\w{{1,20}}[ \t]*)?=[ \t]*{made}", text)
+    if sign is None:
+        return {}
+    try:
+        tree = ast.parse(f"dict({sign[1]})" if sign[2] is None else sign[2], mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return {}
+    found = value_of(tree, assigned)
+    return {key: value for key, value in found.items() if isinstance(key, str)} if isinstance(found, dict) else {}
 
 
 # ------------------------------------------------------------------------------------------------------ pipelines of diffusers
@@ -169,7 +187,7 @@ def _take_pipeline(draft: Draft, repository: object) -> None:
 
 
 def _is_none(tree: ast.Call, name: str) -> bool:
-    value = next(word.value for word in tree.keywords if word.arg == name)
+    value = next((word.value for word in tree.keywords if word.arg == name), None)
     return isinstance(value, ast.Constant) and value.value is None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sizer.base.errors import RequestError, quote, suggest
+from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import EAGLE, EAGLE3, ENGINES, MAX_LAYERS
 from sizer.catalogue.sources import REPO_ID, arch_of
 from sizer.serving.launchers import as_command
@@ -175,7 +176,8 @@ _UNCOUNTED_WORDS = """
     diffusion-config ec- eplb elastic-ep enable-elastic enable-ep-weight enable-cumem enable-mm-embeds enable-mamba
     enable-prompt-embeds engram
     expert-placement kv-cache-dtype-skip kv-sharing max-num-scheduled max-num-active max-prompt-adapter model-class num-lookahead
-    kt- num-redundant num-scheduler override-attention optimization-level performance-mode pooler-config override-pooler
+    kt- torchao disaggregation-mode
+    num-redundant num-scheduler override-attention optimization-level performance-mode pooler-config override-pooler
     quantization-config qlora sleep-mode swa- ubatch use-replayssm video-pruning watermark
 """
 _UNCOUNTED = tuple(_UNCOUNTED_WORDS.split())
@@ -190,6 +192,7 @@ _DIRECTIONS = {
     **dict.fromkeys(("enable-lora", "lora", "max-lora"), "the slots of adapters reduce the cache: fewer tokens than planned"),
     "cpu-offload": "weights leave the device: more tokens than planned",
     "offload": "weights leave the device: more tokens than planned",
+    "torchao": "weights are smaller: more tokens than planned",
     "kt-": "experts leave the devices: more tokens than planned",
     "enable-dp-attention": "each tensor-parallel GPU has separate requests: more tokens than planned",
     **dict.fromkeys(("decode-context-parallel", "dcp"), "each rank keeps a part of a request: more tokens than planned"),
@@ -220,7 +223,8 @@ _IRRELEVANT_WORDS = """
     per-request preemption-mode prefill-schedule profiler-config pt-load ray-workers reasoning-config renderer-num safetensors-
     scheduler- shutdown-timeout sse-keep tool-strict trust-request use-tqdm weight-transfer worker-cls worker-extension
     speculative-accept speculative-attention speculative-draft-attention speculative-moe-runner
-    kt-cpuinfer kt-threadpool kt-method kt-weight router- calculate-kv-scales disable-shared-experts-fusion
+    kt-cpuinfer kt-threadpool kt-method kt-weight router-
+    disaggregation-ib disaggregation-transfer disaggregation-bootstrap calculate-kv-scales disable-shared-experts-fusion
     disable-flashinfer enable-flashinfer kernel-config moe-backend linear-backend
 """
 _IRRELEVANT = tuple(_IRRELEVANT_WORDS.split())
@@ -461,6 +465,8 @@ def read_launch(text: str) -> Launch:
         irrelevant += len(ignored)
         read = [row for row in read if row[1] not in ignored]
     arch = arch_of(model)
+    if "gguf" in model.lower() and (arch := arch_of_file(model)) is not None:
+        unmatched.append(f"model {model}: weights of a GGUF file are counted in 16 bits with {ENGINES[engine].title}")
     if arch is not None and "weights" not in items and (layout := _layout_of_folder(model, arch)):
         items["weights"] = layout
         read.insert(0, (f"model {model}", f"weights={layout}"))
@@ -487,7 +493,9 @@ def _layout_of_folder(model: str, arch: str) -> str:
 
 # Flags of llama.cpp by their meaning; others change no memory that is counted.
 _LLAMA_FLAGS = {
-    **dict.fromkeys(("hf", "hfr", "hf-repo", "m", "model"), "model"),
+    **dict.fromkeys(("m", "model"), "model"),
+    **dict.fromkeys(("hf", "hfr", "hf-repo"), "repository"),
+    **dict.fromkeys(("hff", "hf-file"), "file"),
     **dict.fromkeys(("c", "ctx-size"), "tokens"),
     **dict.fromkeys(("np", "parallel"), "slots"),
     **dict.fromkeys(("ngl", "gpu-layers", "n-gpu-layers"), "layers"),
@@ -499,7 +507,10 @@ _LLAMA_FLAGS = {
     **dict.fromkeys(("sm", "split-mode"), "mode"),
     **dict.fromkeys(("dev", "device"), "devices"),
 }
-_LLAMA_SWITCHES = {**dict.fromkeys(("cmoe", "cpu-moe"), "host_experts")}  # the experts of all layers
+_LLAMA_SWITCHES = {
+    **dict.fromkeys(("cmoe", "cpu-moe"), "host_experts"),  # the experts of all layers
+    **dict.fromkeys(("no-mmproj", "no-mmproj-auto"), "projector"),
+}
 _LLAMA_NUMBERS = {
     "slots": "max_num_seqs",
     "micro_batch": "max_num_batched_tokens",
@@ -526,7 +537,7 @@ _LLAMA_NAMES = """
 """
 # Flags that change no memory of the device, and beginnings of such flags.
 _LLAMA_SHORT = """
-    a b C Cb Cbd Cd Cr Crb Crbd Crd ag bf bs cb cl cnv co cram cms ctxcp dt e f fit fitc fitp fitt gan gaw h hff hft host i
+    a b C Cb Cbd Cd Cr Crb Crbd Crd ag bf bs cb cl cnv co cram cms ctxcp dt e f fit fitc fitp fitt gan gaw h hft host i
     if j jf kvo kvu kv-offload kv-unified l lcd lcs lm lv lzm main-gpu mg mli mmap mlock n nr o op-offload p perf poll port
     ppl pps prio ptc r rea s slots sp sps st sys sysf t tags tb tbd td to tools ui v webui tgs devd ngld cmoed ncmoed ctkd
     ctvd otd api-key-file
@@ -536,7 +547,7 @@ _LLAMA_BEGINNINGS = """
     cache-reuse cache-type-k-draft cache-type-v-draft chat-template check checkpoint- color completion cont-batching
     context-shift conversation cors- cpu-mask cpu-moe-draft cpu-range cpu-strict ctx-checkpoints defrag device-draft
     direct-io display draft-max draft-min draft-n draft-p dry- nocb path dynatemp escape file fit- frequency
-    gpu-layers-draft grammar grp-attn help hf-file hf-token ids ignore-eos in- interactive jinja json-schema keep
+    gpu-layers-draft grammar grp-attn help hf-token ids ignore-eos in- interactive jinja json-schema keep
     kv-unified-per lazy list-devices load-mode log- logit-bias lookup- mcp- media metrics method min-p mirostat mmproj-auto
     mmproj-offload models-autoload multiline n-cpu-moe-draft n-gpu-layers-draft n-predict no- numa offline override-tensor-d
     parse poll- predict prefill-assistant presence print- prio- prompt props reasoning repack repeat reuse-port reverse
@@ -582,13 +593,20 @@ def _read_llama(text: str, variables: Mapping[str, str]) -> Launch:
             near = suggest(name, LLAMA_FLAGS)
             unmatched.append(f"{given}: not known as a flag of llama.cpp{f'; {near}' if near else ''}")
     given, model = found.get("model", ("", ""))
+    (of_repository, repository), (of_name, name) = (found.get(one, ("", "")) for one in ("repository", "file"))
+    given, model = (of_repository, repository) if repository else (given, model)
     arch = arch_of_file(model)
     if arch is not None:
         read.append((given, f"arch={arch}"))
-    file_type, exact = file_type_of(model)
+    file_type, exact = file_type_of(name or model)
+    if file_type is None and repository and not name:
+        file_type, exact = "mxfp4" if "gpt-oss" in model.lower() else "q4_k_m", True
+        unmatched.append(f"{given}: without a file's type llama.cpp takes Q4_K_M, or the first file of the repository")
+    if repository and "projector" not in found and _has_projector(arch) and not any("projector" in line for line in unmatched):
+        unmatched.append(f"{given}: the projector of images, which -hf loads without --no-mmproj, is not counted")
     if file_type is not None:
         items["weights"] = file_type
-        read.append((given, f"weights={file_type}"))
+        read.append((of_name or given, f"weights={file_type}"))
     if model and not exact:
         counted = "in 16 bits" if file_type is None else f"as {file_type.upper()}"
         unmatched.append(f"{given}: weights are counted {counted}, whatever the GGUF file holds")
@@ -619,6 +637,11 @@ def _read_llama(text: str, variables: Mapping[str, str]) -> Launch:
     return Launch(
         engine="llama.cpp", model=model, arch=arch, items=items, read=tuple(read), unmatched=tuple(unmatched), irrelevant=irrelevant
     )
+
+
+def _has_projector(arch: str | None) -> bool:
+    """Return True for a preset that reads images or sounds."""
+    return arch is not None and arch.startswith("hf:") and find_preset(arch[3:]).modality == "multimodal"
 
 
 def _read_devices(

@@ -143,7 +143,7 @@ def test_flags_without_a_counterpart_are_named():
             "llama-server -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M -c 32768 -ngl 99 --flash-attn",
             "hf:gemma-3-4b",
             "engine=llama.cpp&weights=q4_k_m&max_model_len=32768",
-            (),
+            ("the projector of images",),
         ),
         (
             "./build/bin/llama-server -m models/qwen3-8b-q4_k_m.gguf \\\n  --ctx-size 32768 -np 4 -ctk q8_0 -ngl 20",

@@ -134,6 +134,39 @@ TEXTS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         f"{LLAMA_CPP}weights=q4_k_m&max_model_len=16384",
         ("the text starts 2 servers: the last one is read; paste one of them",),
     ),
+    "a repository without a type": (
+        "llama-server -hf ggml-org/gemma-3-12b-it-GGUF -c 8192",
+        "hf:gemma-3-12b",
+        f"{LLAMA_CPP}weights=q4_k_m&max_model_len=8192",
+        (
+            "-hf ggml-org/gemma-3-12b-it-GGUF: without a file's type llama.cpp takes Q4_K_M, or the first file of the repository",
+            "-hf ggml-org/gemma-3-12b-it-GGUF: the projector of images, which -hf loads without --no-mmproj, is not counted",
+        ),
+    ),
+    "a repository and its file": (
+        "llama-server --hf-repo ggml-org/gemma-3-12b-it-GGUF --hf-file gemma-3-12b-it-Q8_0.gguf --no-mmproj -c 8192",
+        "hf:gemma-3-12b",
+        f"{LLAMA_CPP}weights=q8_0&max_model_len=8192",
+        (),
+    ),
+    "gpt-oss": (
+        "llama-server -hf ggml-org/gpt-oss-20b-GGUF -c 8192",
+        "hf:gpt-oss-20b",
+        f"{LLAMA_CPP}weights=mxfp4&max_model_len=8192",
+        ("-hf ggml-org/gpt-oss-20b-GGUF: without a file's type llama.cpp takes Q4_K_M, or the first file of the repository",),
+    ),
+    "a file of llama.cpp in vllm": (
+        "vllm serve ./Qwen3-8B-Q4_K_M.gguf --tokenizer Qwen/Qwen3-8B --max-model-len 8192",
+        "hf:qwen3-8b",
+        "max_model_len=8192",
+        ("model ./Qwen3-8B-Q4_K_M.gguf: weights of a GGUF file are counted in 16 bits with vLLM",),
+    ),
+    "flags of sglang": (
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --torchao-config int4wo-128 --disaggregation-mode prefill",
+        "hf:qwen3-8b",
+        "engine=sglang",
+        ("--torchao-config int4wo-128: weights are smaller: more tokens than planned", "--disaggregation-mode prefill"),
+    ),
     "ik_llama.cpp": (
         "./llama-server -m Qwen3-8B-Q8_0.gguf -fmoe -c 4096",
         "hf:qwen3-8b",
@@ -206,6 +239,11 @@ def test_classes_in_python_are_commands():
     assert found.unmatched == (NO_FLASH, "-nkvo: the cache is counted on the device")
     arguments = "from vllm import AsyncEngineArgs\nargs = AsyncEngineArgs(model='Qwen/Qwen3-8B', tensor_parallel_size=2)"
     assert read_question(arguments, None).items == {"arch": "hf:qwen3-8b", "mode": "serve", "tp": "2"}
+    for made in ('dict(model="Qwen/Qwen3-8B", max_model_len=4096)', '{"model": "Qwen/Qwen3-8B", "max_model_len": 4096}'):
+        found = read_question(f"from vllm import LLM\nkwargs = {made}\nllm = LLM(**kwargs)", None)
+        assert found.items == {"arch": "hf:qwen3-8b", "mode": "serve", "max_model_len": "4096", "api": "offline"}
+    found = read_question("from vllm import LLM\nllm = LLM(**vars(args))", None)
+    assert found.unmatched == ("**vars(args): its value is not in the text",)
     assert python_command({"model_path": "m.gguf", "n_ctx": 0, "embedding": True}) == (
         "llama-server -np 1 -m m.gguf -ngl 0 -fa off --embedding True"
     )
