@@ -33,22 +33,22 @@ SNAPSHOT = "pasted_snapshot"  # session state: the bytes of a snapshot that is n
 PICKLES = (".pickle", ".pkl")
 MAX_LOG_BYTES = MAX_CHARACTERS
 CURVES = {"allocated": COLOURS["parameter"], "reserved": COLOURS["activation"]}  # of a snapshot
-TITLES = {ConfigError: "This was not understood", RequestError: "This was not understood"}
+TITLES = dict.fromkeys((ConfigError, RequestError), "No question was found in this text")
 ACCEPTED = (
-    "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate; a command or Python code with the "
-    "arguments of a Trainer, of diffusers' training scripts or kohya's, or these as JSON; the log, error or command of a server "
-    "(vLLM, SGLang, llama.cpp), or the command of Ollama; a question in words, such as \"can I run Qwen3 32B on a 3090?\"; code "
-    "of diffusers, transformers, torchvision, timm or vLLM; an out-of-memory message; a model's "
-    "config.json or name; or a file with a memory snapshot of PyTorch."
+    'A question in words, such as "can I run Qwen3 32B on a 3090?"; a training config of Axolotl, LLaMA-Factory, TRL, torchtune, '
+    "DeepSpeed or accelerate; a command or Python code with arguments of a Trainer, of ms-swift, of diffusers' training scripts or "
+    "kohya's, or these as JSON; the log, error or command of a server (vLLM, SGLang, llama.cpp), or the command of Ollama; code of "
+    "diffusers, transformers, torchvision, timm or vLLM; an out-of-memory message; a model's config.json or name; or a file with a "
+    "memory snapshot of PyTorch."
 )
 
 
 def offer_box() -> None:
     """Show the box. Call `show_found` for the result."""
-    with st.expander("Paste what you have", icon=":material/content_paste:"):
+    with st.expander("Paste what you have, or ask in words", icon=":material/content_paste:"):
         st.caption(ACCEPTED)
-        st.text_area("Config, log or message", key=TEXT, height=160, on_change=_take_text)
-        types = ["yaml", "yml", "json", "txt", "log", "pickle", "pkl"]
+        st.text_area("Question, config, command, code, log or message", key=TEXT, height=160, on_change=_take_text)
+        types = ["yaml", "yml", "json", "txt", "log", "py", "sh", "pickle", "pkl"]
         st.file_uploader("or a file", type=types, key=FILE, on_change=_take_file)
 
 

@@ -32,7 +32,7 @@ def test_what_people_have_is_read(page: Page, app_url: str) -> None:
     page.goto(f"{app_url}/?arch=torchvision:resnet18&dtype=float32&batch=1&image=64&gpu=t4")
     headline(page, "Training resnet18")
     page.get_by_text("Paste what you have").click()
-    box = page.get_by_label("Config, log or message")
+    box = page.get_by_label("Question, config, command, code, log or message")
     box.fill(CONFIG)
     box.press("Control+Enter")
     wait_for(page, arch="hf:gpt2", gpu="t4", train="adapter", seq="64", batch="2")

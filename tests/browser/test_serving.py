@@ -32,7 +32,7 @@ def test_which_gpu_and_how_many_are_answered_for_a_server(page: Page, app_url: s
 def test_a_servers_log_is_read_as_its_question(page: Page, app_url: str) -> None:
     page.goto(f"{app_url}/?arch=torchvision:resnet18&dtype=float32&batch=1&image=64&gpu=t4")
     page.get_by_text("Paste what you have").click()
-    box = page.get_by_label("Config, log or message")
+    box = page.get_by_label("Question, config, command, code, log or message")
     box.fill(LOG)
     box.press("Control+Enter")
     expect(page.get_by_text("Read as a startup log of vLLM 0.9.2")).to_be_visible(timeout=ANSWER_MS)

@@ -75,7 +75,7 @@ def test_a_message_becomes_a_diagnosis_beside_the_estimate(client, open_page):
 def test_what_is_not_understood_is_refused(client, open_page):
     page = open_page(arch="torchvision:resnet18", batch="2", dtype="float32")
     page.text_area(key=pasting.TEXT).set_value("[not, a, **config**]").run()
-    assert "This was not understood." in [error.value for error in page.error]
+    assert "No question was found in this text." in [error.value for error in page.error]
     page.text_area(key=pasting.TEXT).set_value("").run()
     assert not page.error
 
