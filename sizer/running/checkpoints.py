@@ -7,11 +7,15 @@ header, and all values read as 0.
 Each file is a sparse file of the same size in a folder of the run. `os.stat` answers for that file, so that `os.path.exists`,
 `getsize` and pathlib do too. Renaming, copying and removing change only the name. The user's files are not changed.
 
-*Known limitation*: listings of folders do not have these names, and `open` does not find them.
+A checkpoint begins with a line of text, by which it is found again: in a buffer, and in the sparse file, which `open` reads.
+`Path.write_bytes` of this line keeps a file, and so does renaming a file that a script has written with it, as fsspec does.
+
+*Known limitations*: listings of folders do not have these names. A line that a script writes with `open` stays on disk.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import importlib.util
 import io
@@ -26,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +46,9 @@ class KeptFile:
     content: Any
 
 
+_ASKING = ("stat", "access", "chmod", "utime")  # functions of `os` that need the file itself
+
+
 class KeptFiles:
     """Kept files by their absolute names."""
 
@@ -51,6 +57,7 @@ class KeptFiles:
         self._folder = folder
         self._files: dict[str, KeptFile] = {}
         self._count = 0
+        self.written: Callable[[Any, bytes], bool] = lambda name, data: False  # keeps a file in place of some data, else False
 
     def add(self, name: str | os.PathLike, size_bytes: int, *, head: bytes = b"", content: Any = None) -> None:
         """Keep a file.
@@ -94,17 +101,23 @@ class KeptFiles:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Make functions of `os` and `shutil` find the kept files, within the context."""
-        own = {name: getattr(os, name) for name in ("stat", "rename", "replace", "remove", "unlink")}
+        own = {name: getattr(os, name) for name in (*_ASKING, "rename", "replace", "remove", "unlink")}
         copies: dict[str, Any] = {name: getattr(shutil, name) for name in ("copyfile", "copy", "copy2")}
 
-        def stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
-            found = self.find(path) if not kwargs.get("dir_fd") else None
-            return own["stat"](path if found is None else found.stand_in, *args, **kwargs)
+        def asking(ask: Callable[..., Any]) -> Callable[..., Any]:
+            def asked(path: Any, *args: Any, **kwargs: Any) -> Any:
+                found = self.find(path) if not kwargs.get("dir_fd") else None
+                return ask(path if found is None else found.stand_in, *args, **kwargs)
+
+            return asked
 
         def moving(move: Callable[..., None]) -> Callable[..., None]:
             def moved(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
                 found = self.find(source)
                 if found is None:
+                    if self.written(target, _head(source)):
+                        own["remove"](source)
+                        return
                     move(source, target, *args, **kwargs)
                     self._move_folder(source, target)
                     return
@@ -134,8 +147,14 @@ class KeptFiles:
 
             return copied
 
+        write = Path.write_bytes
+        opening = _Opening(self)
+
+        def write_bytes(path: Path, data: Any) -> int:
+            return len(data) if self.written(path, bytes(data[:_LINE_BYTES])) else write(path, data)
+
         copies = {name: copying(copy) for name, copy in copies.items()}
-        answers: dict[str, Any] = {"stat": stat}
+        answers: dict[str, Any] = {name: asking(own[name]) for name in _ASKING}
         answers |= {name: moving(own[name]) for name in ("rename", "replace")}
         answers |= {name: removing(own[name]) for name in ("remove", "unlink")}
         # shutil checks whether os.stat is in these sets
@@ -144,6 +163,9 @@ class KeptFiles:
         with (
             mock.patch.multiple(os, **answers),
             mock.patch.multiple(shutil, **copies),
+            mock.patch.object(Path, "write_bytes", write_bytes),
+            mock.patch.object(builtins, "open", opening),
+            mock.patch.object(io, "open", opening),
         ):
             yield
 
@@ -157,8 +179,39 @@ class KeptFiles:
             self._files[new + name.removeprefix(old)] = self._files.pop(name)
 
 
+class _Opening:
+    """Stands in for `open`. Not a function, which would become a method as an attribute of a class."""
+
+    def __init__(self, files: KeptFiles) -> None:
+        self._files, self._open = files, open
+
+    def __call__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        found = self._files.find(file)
+        if found is not None and set(mode) & set("wxa"):
+            self._files.forget(file)
+        elif found is not None:
+            file = found.stand_in
+        return self._open(file, mode, *args, **kwargs)
+
+
 def _absolute(name: Any) -> str:
     return os.path.abspath(os.fsdecode(name))
+
+
+_LINE_BYTES = 80
+
+
+def _line(number: int) -> bytes:
+    """Return the first line of a checkpoint that is not written."""
+    return f"A checkpoint of a dry run, {number} of process {os.getpid()}".encode().ljust(_LINE_BYTES - 1) + b"\n"
+
+
+def _head(name: Any) -> bytes:
+    """Return the first bytes of a file, none of other names."""
+    if not isinstance(name, (str, os.PathLike)) or not os.path.isfile(name):
+        return b""
+    with open(name, "rb") as file:
+        return file.read(_LINE_BYTES)
 
 
 _LARGE_BYTES = 2**20  # a host tensor up to this size keeps its values
@@ -181,6 +234,9 @@ class _Kept:
     value: Tensor | None
 
 
+_Content = tuple[bytes, list[_Kept]]
+
+
 class Checkpoints:
     """The checkpoints of one run. `not_saved` lists the names of their files."""
 
@@ -198,7 +254,8 @@ class Checkpoints:
         self._save, self._load = torch.save, torch.load
         self._folder: tempfile.TemporaryDirectory | None = None
         self._files = KeptFiles(self._make_folder)
-        self._of_objects: WeakKeyDictionary[Any, tuple[bytes, list[_Kept]]] = WeakKeyDictionary()
+        self._files.written = self._write
+        self._of_lines: dict[bytes, tuple[int, _Content]] = {}  # by the line of a buffer: the size of the file, and its content
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -232,23 +289,29 @@ class Checkpoints:
             self._save(obj, f, *args, **kwargs)
             self._files.forget(name)
             return
+        size_bytes = len(data) + sum({one.storage: one.elements * one.dtype.itemsize for one in pickler.kept}.values())
+        line = _line(len(self._of_lines))
+        self._of_lines[line] = size_bytes, (data, pickler.kept)
         if name is not None:
-            size_bytes = len(data) + sum({one.storage: one.elements * one.dtype.itemsize for one in pickler.kept}.values())
-            self._keep(name, size_bytes, content=(data, pickler.kept))
-            if self.ranks is not None:
-                self.ranks.keep_checkpoint(name, (data, pickler.kept))
+            self._write(name, line)
         else:
-            self._of_objects[f] = data, pickler.kept
+            f.write(line)
         self._saved()
+
+    def _write(self, name: Any, line: bytes) -> bool:
+        """Keep a file for the first line of a checkpoint. Return False for other bytes."""
+        size_bytes, content = self._of_lines.get(line, (0, None))
+        if content is not None:
+            self._keep(name, size_bytes, head=line, content=content)
+        return content is not None
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Stand in for torch.load: kept checkpoints are loaded from memory, to the device or the host."""
         name = _name_of(f)
-        if name is not None:
-            file = self._files.find(name)
-            found = None if file is None else file.content
-        else:
-            found = self._of_objects.get(f)
+        file = None if name is None else self._files.find(name)
+        found = None if file is None else file.content
+        if found is None and self._of_lines:
+            found = self._of_lines.get(_head(name) if name is not None else _next_line(f), (0, None))[1]
         if found is None and self.ranks is not None and name is not None and not os.path.exists(name):
             found = self.ranks.find_checkpoint(name)
         if found is None and self._by_host and (place := _place(map_location)) not in (None, "cpu", "meta"):
@@ -269,6 +332,8 @@ class Checkpoints:
 
     def _keep(self, name: Any, size_bytes: int, *, head: bytes = b"", content: Any = None) -> None:
         self._files.add(name, size_bytes, head=head, content=content)
+        if content is not None and self.ranks is not None:
+            self.ranks.keep_checkpoint(name, content)
         self.not_saved.append(os.fspath(name))
 
     def _make_folder(self) -> str:
@@ -306,6 +371,14 @@ def _name_of(f: Any) -> str | os.PathLike | None:
         return f
     name = getattr(f, "name", None)
     return name if isinstance(name, (str, os.PathLike)) and os.path.isfile(name) else None
+
+
+def _next_line(f: Any) -> bytes:
+    """Return the next bytes of an object that PyTorch can load from. Its position stays."""
+    position = f.tell()
+    line = f.read(_LINE_BYTES)
+    f.seek(position)
+    return line
 
 
 def _moved(leaf: Any, place: str) -> Any:

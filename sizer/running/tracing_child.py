@@ -352,7 +352,7 @@ def _swap_data(first: torch.Tensor, second: torch.Tensor, swap: Callable = torch
         swap(first, second)
         first.__dict__, second.__dict__ = second.__dict__, first.__dict__
     if applies and type(second) in (torch.Tensor, nn.Parameter):
-        with torch.no_grad():
+        with torch.no_grad(), torch.inference_mode(second.is_inference()):  # data of another kind are refused
             second.data = torch.empty(0, dtype=second.dtype, device=second.device)
 
 

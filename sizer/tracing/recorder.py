@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -333,6 +333,12 @@ class Recorder(TorchDispatchMode):
             self.values.remember(out, real)
         self._own(out, "input", "Tensor.to", "")
         return out
+
+    def place_of_data(self, device: torch.device | None) -> AbstractContextManager[None]:
+        """Return the context for `torch.tensor(data)`; `device` is that of code's own `with torch.device(…)`, None without one."""
+        if device is None:
+            return self.host.of_no_device()
+        return self.deferred.told(True) if self.deferred.names(device) else nullcontext()
 
     def see_new(self, tensor: Tensor, made_by: str) -> None:
         """Log a tensor that was made where no dispatch mode sees it."""

@@ -352,7 +352,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(fp8_products(device.kind))
         stack.enter_context(chunked_loss_on(device))
         stack.enter_context(emptied_caches_seen(device.kind, recorder.empty_cache))
-        stack.enter_context(values_from_data(recorder.values, recorder.host.of_no_device))
+        stack.enter_context(values_from_data(recorder.values, recorder.place_of_data))
         stack.enter_context(library_values_assumed(recorder, recorder.values.assume_unknown))
         stack.enter_context(iterations_assumed(recorder.stand_in))
         stack.enter_context(transducers_on(recorder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from pathlib import Path
@@ -82,3 +83,30 @@ def test_a_checkpoint_saved_to_an_open_file_is_loaded_from_another_one(tmp_path:
         assert torch.load(name).tolist() == [1.0, 1.0]
     checkpoints.close()
     assert checkpoints.not_saved == [str(name)]
+
+
+def test_a_checkpoint_saved_to_a_buffer_is_kept_under_the_name_that_its_bytes_get(tmp_path: Path):
+    """Ultralytics writes the buffer's bytes with pathlib, Lightning to a temporary file that fsspec renames."""
+    (tmp_path / "best.pt").write_text("mine")
+    checkpoints = Checkpoints(lambda tensor: tensor.is_meta)
+    with checkpoints.installed():
+        buffer = io.BytesIO()
+        torch.save({"weight": torch.empty(3, 5, device="meta")}, buffer)
+        buffer.seek(0)
+        loaded = [torch.load(buffer, map_location="cpu")]
+        (tmp_path / "best.pt").write_bytes(buffer.getvalue())
+        with open(tmp_path / "last.tmp", "wb") as file:
+            file.write(buffer.getvalue())
+        loaded.append(torch.load(tmp_path / "last.tmp", map_location="cpu"))
+        shutil.move(tmp_path / "last.tmp", tmp_path / "last.pt")
+        loaded += [torch.load(tmp_path / name, map_location="cpu") for name in ("best.pt", "last.pt")]
+        with open(tmp_path / "last.pt", "rb") as file:
+            loaded.append(torch.load(file, map_location="cpu"))
+        assert [one["weight"].shape for one in loaded] == 5 * [(3, 5)]
+        os.chmod(tmp_path / "last.pt", 0o600)
+        assert os.path.getsize(tmp_path / "last.pt") > 3 * 5 * 4
+        (tmp_path / "text").write_bytes(b"other bytes")
+    checkpoints.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "text"]
+    assert (tmp_path / "best.pt").read_text() == "mine"
+    assert checkpoints.not_saved == [str(tmp_path / "best.pt"), str(tmp_path / "last.pt")]

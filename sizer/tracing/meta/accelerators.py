@@ -170,6 +170,8 @@ class OnMeta(TorchFunctionMode):
         if func in (Tensor.cuda, Tensor.xpu):
             self._check_single(map(_numbered, (*args[1:], *(kwargs or {}).values())))
             return self._to_device(args[0])
+        if func is Tensor.type_as:  # in inference mode it comes undecomposed, which a host tensor beside one of the device cannot
+            return self.__torch_function__(Tensor.to, types, args)
         if func is Tensor.is_pinned:
             return self._host.is_pinned(args[0])
         if func is Tensor.pin_memory:  # without a driver: a copy on the host

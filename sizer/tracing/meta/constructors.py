@@ -15,12 +15,14 @@ from sizer.tracing.values.known import KnownValues
 
 
 @contextmanager
-def values_from_data(values: KnownValues, on_host: Callable[[], AbstractContextManager] = nullcontext) -> Iterator[None]:
+def values_from_data(
+    values: KnownValues, place: Callable[[torch.device | None], AbstractContextManager] = nullcontext
+) -> Iterator[None]:
     """Keep the data of `torch.tensor(data)` and similar calls on meta as known values within the context.
 
-    f-strings show them. `on_host` is the context for tensors without a device. On a meta device the constructor drops the data
-    before any dispatch (torch/csrc/utils/tensor_new.cpp), so the tensor is built on the CPU first and moved, which the recorder
-    sees.
+    f-strings show them. `place` returns the context for a call that names no device: its argument is the device of the code's own
+    `with torch.device(…)`, or None. On a meta device the constructor drops the data before any dispatch
+    (torch/csrc/utils/tensor_new.cpp), so the tensor is built on the CPU first and moved, which the recorder sees.
     """
     _device_constructors()  # PyTorch caches the list at its first use: it must not contain the temporary functions below
     tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
@@ -37,14 +39,14 @@ def values_from_data(values: KnownValues, on_host: Callable[[], AbstractContextM
             return tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **rest)
         if target.type != "meta":  # a list of numbers that are on the device
             return tensor(_without_meta(data, values), dtype=dtype, device=device, requires_grad=requires_grad, **rest)
-        with on_host() if device is None else nullcontext():
+        with place(_context_device()) if device is None else nullcontext():
             return moved(tensor(_without_meta(data, values), dtype=dtype, device="cpu"), requires_grad)
 
     def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
         target = _target(device)
         if target.type != "meta" or isinstance(data, torch.Tensor):
             return as_tensor(data, dtype=dtype, device=device)
-        with on_host() if device is None else nullcontext():
+        with place(_context_device()) if device is None else nullcontext():
             return moved(as_tensor(_without_meta(data, values), dtype=dtype, device="cpu"))
 
     def new_tensor_(
@@ -76,12 +78,15 @@ def values_from_data(values: KnownValues, on_host: Callable[[], AbstractContextM
 
 def _target(device: Any) -> torch.device:
     """Return the device that a constructor would use (torch.get_default_device itself may call torch.tensor)."""
-    if device is not None:
-        return torch.device(device)
+    return torch.device(device) if device is not None else _context_device() or torch.device("cpu")
+
+
+def _context_device() -> torch.device | None:
+    """Return the device of the innermost `with torch.device(…)`, None outside of one."""
     for mode in reversed(_get_current_function_mode_stack()):
         if isinstance(mode, DeviceContext):
             return mode.device
-    return torch.device("cpu")
+    return None
 
 
 def _without_meta(data: Any, values: KnownValues) -> Any:

@@ -23,6 +23,12 @@ other.set_state(torch.cuda.get_rng_state())
 other.graphsafe_set_state(generator.set_offset(4).clone_state())
 print(generator.get_state().tolist(), other.get_state().tolist(), other.initial_seed(), other.get_offset())
 print(pickle.loads(pickle.dumps(torch.ones(3))).tolist())
+with torch.device("meta"):
+    print(torch.tensor([]).device, torch.as_tensor([1.0]).device)
+module = torch.nn.Linear(4, 4).cuda()
+with torch.inference_mode():
+    module.half()
+    print(torch.arange(4).type_as(x).device, module.weight.dtype, module.weight.is_inference())
 try:
     x.numpy()
 except TypeError as error:

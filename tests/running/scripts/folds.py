@@ -30,6 +30,7 @@ for fold, width in enumerate(SIZES):
     optimizer.load_state_dict(best["optimizer"])
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
     host = torch.load(buffer, map_location=lambda storage, location: storage)
     with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
         predicted = model(inputs).argmax(dim=1)
