@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sizer.architecture.inner_tensors import parts_of
 from sizer.running.history import LOAD, phase_of_step
 
 
@@ -170,8 +171,6 @@ class Steps:
         if not isinstance(tensor, Tensor):
             return
         with torch._C.DisableTorchFunction():
-            local: Tensor = getattr(tensor, "_local_tensor", tensor)
-            while torch._C._functorch.is_functorch_wrapped_tensor(local):  # within torch.func.grad, vmap and similar
-                local = torch._C._functorch.get_unwrapped(local)
-            if local.is_cuda and local.layout == torch.strided:
-                self.labels.append((stamp, local.untyped_storage().data_ptr(), category, module))
+            for part in parts_of(tensor):
+                if part.is_cuda and part.layout == torch.strided:
+                    self.labels.append((stamp, part.untyped_storage().data_ptr(), category, module))

@@ -9,6 +9,7 @@ A small tensor is in one of three states:
 - true: it has the value that a device would compute;
 - assumed: it depends on a value that was not computed, which is taken as 0. Choices among a few such values (`topk`, `argmax`,
   `max`) are spread evenly, as in a trace (sizer.tracing.values.stand_ins), so that every expert gets the same number of tokens.
+  Values that `sort` orders are taken to be in order.
   Tokens that are drawn from a vocabulary (`multinomial`, `argmax`, `topk`) are spread over it, so that a generation does not
   end early;
 - unknown: it is not followed. Large tensors are always unknown.
@@ -40,6 +41,7 @@ import torch
 from torch import Tensor
 from torch._guards import active_fake_mode
 from torch._ops import OpOverload, OpOverloadPacket
+from torch._tensor_str import _tensor_str
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
@@ -49,7 +51,7 @@ from sizer.tracing.values.iterations import iterations_assumed
 from sizer.tracing.values.known import permutation
 from sizer.tracing.values.libraries import library_values_assumed, modes_unseen
 from sizer.tracing.values.masks import PASSED
-from sizer.tracing.values.stand_ins import CHOICES, spread, spread_tokens
+from sizer.tracing.values.stand_ins import CHOICES, is_ordered, spread, spread_tokens
 
 INTEGERS = 2**21  # elements of followed integers and masks: token ids, attention masks, labels
 FLOATS = 2**14  # elements of followed floats: losses, positions, scales, boxes
@@ -83,7 +85,9 @@ _CHOOSING: dict[Any, tuple[int, int | None]] = {
     **dict.fromkeys((torch.topk, Tensor.topk), (2, -1)),
     **dict.fromkeys((torch.argmax, Tensor.argmax, torch.argmin, Tensor.argmin), (1, None)),
     **dict.fromkeys((torch.max, Tensor.max, torch.min, Tensor.min), (1, None)),
+    **dict.fromkeys((torch.sort, Tensor.sort, torch.argsort, Tensor.argsort), (1, -1)),
 }
+_SORTING = frozenset({torch.sort, Tensor.sort, torch.argsort, Tensor.argsort})
 _FROM_VOCABULARY = frozenset({torch.argmax, Tensor.argmax, torch.topk, Tensor.topk})  # tokens of greedy and of beam search
 _DRAWING = frozenset({torch.multinomial, Tensor.multinomial})
 _SEGMENTED = frozenset({torch.segment_reduce})
@@ -204,6 +208,11 @@ class Values(TorchFunctionMode):
 
     def _call(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> Any:
         on_device = any(tensor.is_cuda for tensor in given)
+        if func is Tensor.__format__ and args[0].is_cuda and args[0].dim():
+            with self:
+                return object.__format__(*args)
+        if func is Tensor.__repr__ and args[0].is_cuda and kwargs.get("tensor_contents") is None:
+            kwargs = {"tensor_contents": self._contents(args[0])}
         if on_device and func in _BINS:
             return self._count(self._bins(func, args, kwargs, given), func, args, kwargs, given)
         if on_device and func in _COUNTING and (counts := self._counts(func, args, kwargs)) is not None:
@@ -246,6 +255,12 @@ class Values(TorchFunctionMode):
         if tensor.is_cuda and 0 < tensor.numel() <= INTEGERS and not self._is_true(tensor):
             self._note(text)
             self._spread_over(tensor, real.to(tensor.dtype))
+
+    def _contents(self, tensor: Tensor) -> str:
+        """Return the numbers of a tensor as text. PyTorch would count elements on the device to choose their format."""
+        known = self._is_known(tensor)
+        values = on_host(tensor.detach()) if known else torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        return _tensor_str(values, len("tensor("))
 
     def _copy_known(self, copy: Tensor, source: Tensor) -> None:
         """Copy known values to the host. PyTorch's copy goes through a kernel if strides or dtype differ."""
@@ -336,6 +351,10 @@ class Values(TorchFunctionMode):
             return
         dim %= values.dim()
         size = values.shape[dim]
+        if func in _SORTING:
+            if places.numel() and is_ordered(values, dim):
+                self._spread_over(places, spread(places.shape, dim, size, 1))
+            return
         if func in _FROM_VOCABULARY and size > CHOICES:
             self._draw(places, size)
         if not places.numel() or size > CHOICES:

@@ -126,6 +126,14 @@ def test_checkpoints_that_are_not_written_are_read_again(dry_run: DryRunner, tmp
     assert done.figures["phases"][-1]["allocated_bytes"] < 8 * weights
 
 
+def test_wrapped_states_sorted_scores_and_printed_tensors(dry_run: DryRunner):
+    done = dry_run("--route", "both", "--", "states.py")
+    assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
+    assert len(re.findall(r"^tensor\(\[.*\], device='cuda:0'\) tensor\(\[0\., 0\.\], device='cuda:0'\)$", done.stdout, re.M)) == 2
+    assert done.figures["optimizer_bytes"] == 2 * done.figures["weights_bytes"]  # each is of two tensors
+    assert done.json["assumed_counts"] == []  # six graphs, in whatever order
+
+
 def test_values_that_nobody_computed_pass_checks_and_are_counted(dry_run: DryRunner):
     done = dry_run("--route", "both", "--", "checks.py")
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.json

@@ -301,6 +301,9 @@ EVENLY = (
 )
 
 
+SORTED = "unknown values were taken to be sorted already"
+
+
 def spread(shape: torch.Size, dim: int, size: int, samples: int) -> Tensor:
     """Return int64 positions in [0, size) of this shape.
 
@@ -371,6 +374,24 @@ def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     return out
 
 
+def order(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run `sort`; unknown values are taken to be sorted already, as equal values are by a stable sort."""
+    out = func(*args, **kwargs)
+    recorder.values.follow(func, args, kwargs, out)
+    values, places = args[0], out[1]
+    if places.device.type != "meta" or recorder.values.is_known(places) or not values.dim():
+        return out
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", -1)) % values.dim()
+    if 0 < places.numel() <= LARGEST_ASSUMED and is_ordered(values, dim):
+        recorder.values.assume_later(places, partial(spread, places.shape, dim, values.shape[dim], 1), SORTED)
+    return out
+
+
+def is_ordered(values: Tensor, dim: int) -> bool:
+    """Return True if unknown values count as sorted: a whole tensor, or few values of each row, which are no vocabulary."""
+    return values.dim() == 1 or values.shape[dim] <= CHOICES
+
+
 def of_padded_rows(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Return the result of _padded_dense_to_jagged_forward, which has no meta kernel.
 
@@ -418,4 +439,6 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(
         (_aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim), choose
     ),
+    _aten.sort.default: order,
+    _aten.sort.stable: order,
 }
