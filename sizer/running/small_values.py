@@ -70,6 +70,8 @@ _FACTORIES = frozenset(
 _SHAPED = frozenset(
     {torch.zeros_like, torch.ones_like, torch.full_like, Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_tensor}
 )
+# Functions that take nothing of the tensors after their first argument but dtype, device and shape.
+_LIKE = frozenset({Tensor.type_as, Tensor.to, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as})
 _OVERWRITING = frozenset({Tensor.fill_, Tensor.zero_, Tensor.copy_})
 _PERMUTED = frozenset({torch.randperm})
 _INDEXED = frozenset({Tensor.__getitem__, Tensor.__setitem__})
@@ -281,7 +283,7 @@ class Values(TorchFunctionMode):
         written = [tensor for tensor in results if _key(tensor) in held]
         dim = _chosen_dim(func, args, kwargs)
         overwrites = func in _OVERWRITING and _is_whole(given[0])
-        read = given[1:] if func in _SHAPED or overwrites else given
+        read = given[1:] if func in _SHAPED or overwrites else given[:1] if func in _LIKE else given
         states = self._states_of(read)
         if self._spread in states:
             largest = INTEGERS
