@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import math
 import os
 import random
@@ -35,9 +36,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch._guards import active_fake_mode
 from torch._ops import OpOverload, OpOverloadPacket
@@ -163,19 +167,45 @@ class Values(TorchFunctionMode):
                 fn = self._turned_on(fn)
             register(library, op_name, fn, dispatch_key, **kwargs)
 
+        gathers = {name: self._gathering(getattr(c10d, name)) for name in ("all_gather", "all_gather_into_tensor")}
         places = (torch.autograd, torch.autograd.graph)
         for place in places:
             place._engine_run_backward = run_backward
         torch.library.Library.impl = impl
         self._driver.null_follow(1)
         try:
-            with iterations_assumed(self._note), library_values_assumed(self, self._assume_unknown), modes_unseen(), self:
+            with (
+                mock.patch.multiple(dist, **gathers),
+                mock.patch.multiple(c10d, **gathers),
+                iterations_assumed(self._note),
+                library_values_assumed(self, self._assume_unknown),
+                modes_unseen(),
+                self,
+            ):
                 yield
         finally:
             self._driver.null_follow(0)
             torch.library.Library.impl = register
             for place in places:
                 place._engine_run_backward = run
+
+    def _gathering(self, gather: Callable) -> Callable:
+        """Return an all-gather after which every rank's values are those of this rank, if these are known."""
+
+        @functools.wraps(gather)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            work = gather(*args, **kwargs)
+            outputs, tensor, *_ = inspect.signature(gather).bind(*args, **kwargs).arguments.values()
+            known = tensor.is_cuda and self._is_known(tensor) and tensor.numel() > 0
+            for output in _tensors(outputs):
+                if output.is_cuda and known:
+                    every = on_host(tensor.detach()).reshape(1, -1).expand(output.numel() // tensor.numel(), -1)
+                    self._spread_over(output, every.reshape(-1))
+                elif output.is_cuda:
+                    self._assume(output, zero=False)
+            return work
+
+        return call
 
     def _turned_on(self, function: Callable) -> Callable:
         """Return a function that turns the mode on while it runs."""

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from sizer.tape.tape import FROZEN
-from sizer.tracing.meta.own_code import refuse_low_bits
+from sizer.tracing.meta.own_code import refuse_low_bits, refuse_paged
 from sizer.tracing.recorder import Recorder
 
 
@@ -124,6 +124,7 @@ class StepWatcher:
                 refuse_low_bits(child._parameters.values())
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        refuse_paged(optimizer)
         self._mark_once("backward")
         for group in optimizer.param_groups:
             self.recorder.classify(group["params"], "parameter")

@@ -794,6 +794,22 @@ SETUPS: dict[str, tuple[object, str]] = {
 }
 
 
+def test_a_paged_optimizer_is_refused_by_name() -> None:
+    def setup() -> Callable[[], None]:
+        module = nn.Linear(2, 2).cuda()
+        optimizer = torch.optim.SGD(module.parameters())
+        optimizer.is_paged = True  # as bitsandbytes' are, whose memory comes from the driver
+
+        def step() -> None:
+            module(torch.ones(1, 2, device="cuda")).sum().backward()
+            optimizer.step()
+
+        return step
+
+    with pytest.raises(TraceError, match="paged optimizers are not traced: given SGD"):
+        size_step(setup)
+
+
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_setup_that_makes_no_step_is_refused(name: str) -> None:
     setup, words = SETUPS[name]

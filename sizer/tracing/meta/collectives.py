@@ -19,7 +19,7 @@ import torch
 from torch.futures import Future
 
 from sizer.tracing.values.handler import HandlerContext
-from sizer.tracing.values.known import tensors_of
+from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of
 
 _META = torch.device("meta")  # made outside of a trace, which distinguishes devices that code names meta
 ALIKE = "every rank was taken to send what this one would send in its place"
@@ -71,6 +71,22 @@ def barrier(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
         with recorder:
             recorder.barriers[name] = torch.zeros(1, dtype=torch.float32, device=_META)
     return collective(recorder, func, args, kwargs)
+
+
+def all_gather(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return the outputs of c10d's all-gathers; known values of this rank are those of every rank, as sizes of batches are.
+
+    Arguments: outputs or a list of them, inputs or one of them, ...
+    """
+    outputs, inputs = tensors_of(args[:1]), tensors_of(args[1:2])
+    known = [recorder.values.get(one) for one in inputs]
+    out = collective(recorder, func, args, kwargs)
+    for number, output in enumerate(outputs):
+        real = known[number * len(known) // len(outputs)]
+        if real is not None and real.numel() and output.numel() <= LARGEST_ASSUMED:
+            every = real.reshape(1, -1).expand(output.numel() // real.numel(), -1)
+            recorder.values.assume(output, every.reshape(output.shape), ALIKE)
+    return out
 
 
 def all_to_all(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -200,6 +216,7 @@ KINDS = {
 HANDLERS = {
     **{f"c10d.{name}.default": collective for name in _C10D},
     **{f"c10d.{name}.default": exchange for name in _EXCHANGES},
+    **{f"c10d.{name}.default": all_gather for name in ("allgather_", "_allgather_base_")},
     "c10d.alltoall_base_.default": all_to_all,
     "c10d.barrier.default": barrier,
     **{f"_c10d_functional.{name}.default": in_place for name in _IN_PLACE},

@@ -85,6 +85,17 @@ def refuse_low_bits(parameters: Iterable[nn.Parameter | None]) -> None:
             )
 
 
+def refuse_paged(optimizer: object) -> None:
+    """Raise TraceError for a paged optimizer of bitsandbytes: its memory comes from the CUDA driver, which ends the process."""
+    if getattr(optimizer, "is_paged", False):
+        raise TraceError(
+            "paged optimizers are not traced",
+            given=type(optimizer).__name__,
+            allowed="the same optimizer without Paged",
+            todo="run the script with `sizer run --route driver`",
+        )
+
+
 # --------------------------------------------------------------------------------------------------------- checkpoints
 
 

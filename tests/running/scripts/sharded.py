@@ -1,4 +1,4 @@
-"""FSDP2 as its example does it: made on meta, `to_empty`, `reset_parameters`."""
+"""FSDP2 as its example does it: made on meta, `to_empty`, `reset_parameters`; sizes of all ranks."""
 
 import os
 
@@ -9,6 +9,9 @@ from torch.distributed.fsdp import fully_shard
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
+sizes = [torch.zeros(2, dtype=torch.long, device="cuda") for _ in range(dist.get_world_size())]
+dist.all_gather(sizes, torch.tensor([5, 3], device="cuda"))
+assert all(size.tolist() == [5, 3] for size in sizes), sizes  # metrics gather tensors of these sizes
 with torch.device("meta"):
     layers = [nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)) for _ in range(3)]
     model = nn.Sequential(nn.Embedding(1000, 256), *layers, nn.Linear(256, 1000))
