@@ -116,6 +116,7 @@ _READING = frozenset(
     {Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.tolist,
      Tensor.__contains__, Tensor.__format__, Tensor.__repr__}
 )  # fmt: skip
+_COMPARING = frozenset({torch.equal, Tensor.equal, torch.allclose, Tensor.allclose})
 _COPYING = frozenset({Tensor.cpu, Tensor.numpy, Tensor.to, Tensor.copy_})
 
 # Dispatch keys of kernels that run on a device.
@@ -167,7 +168,7 @@ class Values(TorchFunctionMode):
                 fn = self._turned_on(fn)
             register(library, op_name, fn, dispatch_key, **kwargs)
 
-        gathers = {name: self._gathering(getattr(c10d, name)) for name in ("all_gather", "all_gather_into_tensor")}
+        gathers: dict[str, Any] = {name: self._gathering(getattr(c10d, name)) for name in ("all_gather", "all_gather_into_tensor")}
         places = (torch.autograd, torch.autograd.graph)
         for place in places:
             place._engine_run_backward = run_backward
@@ -245,6 +246,8 @@ class Values(TorchFunctionMode):
                 return object.__format__(*args)
         if func is Tensor.__repr__ and args[0].is_cuda and kwargs.get("tensor_contents") is None:
             kwargs = {"tensor_contents": self._contents(args[0])}
+        if on_device and func in _COMPARING:
+            return self._equal(func, args, kwargs, given)
         if on_device and func in _BINS:
             return self._count(self._bins(func, args, kwargs, given), func, args, kwargs, given)
         if on_device and func in _COUNTING and (counts := self._counts(func, args, kwargs)) is not None:
@@ -278,6 +281,15 @@ class Values(TorchFunctionMode):
         if func is Tensor.tolist and on_device and self._is_known(given[0]):
             return on_host(given[0].detach()).tolist()
         return out
+
+    def _equal(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> bool:
+        """Compare two tensors: by their values if both are known, else by their shapes, as in a trace."""
+        func(*args, **kwargs)  # for its allocations
+        if not all(map(self._is_true, given)):
+            self.reads[call_site()] += 1
+        if all(map(self._is_known, given)):
+            return func(*_to_host(args), **_to_host(kwargs))
+        return given[0].shape == given[1].shape
 
     def _note(self, text: str) -> None:
         self.assumed[f"{call_site()}: {text}"] += 1

@@ -130,6 +130,7 @@ def test_wrapped_states_sorted_scores_and_printed_tensors(dry_run: DryRunner):
     done = dry_run("--route", "both", "--", "states.py")
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
     assert len(re.findall(r"^tensor\(\[.*\], device='cuda:0'\) tensor\(\[0\., 0\.\], device='cuda:0'\)$", done.stdout, re.M)) == 2
+    assert done.stdout.count("equal False True False\n") == 4
     assert done.stdout.count("third 100\n") == 4  # known, although only the dtype of the other tensor is
     assert done.figures["optimizer_bytes"] == 2 * done.figures["weights_bytes"]  # each is of two tensors
     assert done.json["assumed_counts"] == []  # six graphs, in whatever order

@@ -26,6 +26,7 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
     print(f"third {(graphs == 2).type_as(nodes).expand_as(nodes[:, 0]).sum():.0f}")
+    print("equal", graphs.equal(graphs + 1), torch.allclose(nodes, nodes.clone()), torch.equal(nodes, nodes[:2]))
     junk = torch.full((4096,), 2**40, device="cuda")  # left in the memory of the numbers that a print would count
     del junk
     print(pooled[:3, 0].detach(), f"{graphs[:2] * 0.5}")
