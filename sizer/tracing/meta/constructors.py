@@ -11,6 +11,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
+from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.values.known import KnownValues
 
 
@@ -39,14 +40,14 @@ def values_from_data(
             return tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **rest)
         if target.type != "meta":  # a list of numbers that are on the device
             return tensor(_without_meta(data, values), dtype=dtype, device=device, requires_grad=requires_grad, **rest)
-        with place(_context_device()) if device is None else nullcontext():
+        with place(_context_device(own=True)) if device is None else nullcontext():
             return moved(tensor(_without_meta(data, values), dtype=dtype, device="cpu"), requires_grad)
 
     def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
         target = _target(device)
         if target.type != "meta" or isinstance(data, torch.Tensor):
             return as_tensor(data, dtype=dtype, device=device)
-        with place(_context_device()) if device is None else nullcontext():
+        with place(_context_device(own=True)) if device is None else nullcontext():
             return moved(as_tensor(_without_meta(data, values), dtype=dtype, device="cpu"))
 
     def new_tensor_(
@@ -81,11 +82,16 @@ def _target(device: Any) -> torch.device:
     return torch.device(device) if device is not None else _context_device() or torch.device("cpu")
 
 
-def _context_device() -> torch.device | None:
-    """Return the device of the innermost `with torch.device(…)`, None outside of one."""
+def _context_device(*, own: bool = False) -> torch.device | None:
+    """Return the device of the innermost `with torch.device(…)`, None outside of one.
+
+    With `own`, the context has to be of the code itself: the trace's own context is outside of its mode `OnMeta`.
+    """
     for mode in reversed(_get_current_function_mode_stack()):
         if isinstance(mode, DeviceContext):
             return mode.device
+        if own and isinstance(mode, OnMeta):
+            break
     return None
 
 

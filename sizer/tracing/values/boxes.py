@@ -45,6 +45,7 @@ def non_maximum_suppression(recorder: HandlerContext, func: Any, args: tuple, kw
         text = recorder.values.assumption([boxes, scores])
     else:
         recorder.stand_in(KEPT)
+        recorder.values.forget(work[0])  # the order follows from the same unknown scores, and needs no note of its own
         kept, text = torch.arange(boxes.shape[0], device="cpu"), KEPT
     if recorder.device.kind == "cpu":
         result = work[-1].narrow(0, 0, len(kept))
