@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import gc
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from subprocess import CalledProcessError
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -219,6 +222,7 @@ def inductor_on(
     fakified = runtime_wrappers.FakifiedOutWrapper
     results_of = fakified._compute_output_meta_with_inductor_strides
     guards, is_gpu = torch._C._dynamo.guards, decomposition.is_gpu
+    bandwidth = getattr(scheduler, "get_gpu_dram_gbps", None)  # unless older
 
     def partition_moved(graph: Any, joint_inputs: Any, **kwargs: Any) -> Any:
         with frontend.turned(False):
@@ -244,6 +248,13 @@ def inductor_on(
         gc.collect()  # the compiler's frames are in cycles, and keep the step's results alive
         return made
 
+    @cache
+    def bandwidth_or_nan() -> float:
+        try:
+            return bandwidth() if bandwidth is not None else math.nan
+        except (AssertionError, RuntimeError, OSError, CalledProcessError):  # of Triton, which looks for the driver
+            return math.nan
+
     def pad_by_assumption(match: Any, first: Any, second: Any, op: Any, input: Any = None) -> bool:
         findings.timed.add(TIMED)
         return False
@@ -261,6 +272,7 @@ def inductor_on(
         (triton_answers, "triton_hash_with_backend", lambda: "none"),
         (codecache, "triton_key", lambda: "none"),  # a hash of all of Triton's files, for keys of caches, which are off
         (scheduler, "has_triton", lambda: True),
+        (scheduler, "get_gpu_dram_gbps", bandwidth_or_nan),  # for each pair of kernels Triton would start a process
         (pad_mm, "has_triton", lambda: True),
         (pad_mm, "_should_pad", pad_by_assumption),
         (fakified, "_compute_output_meta_with_inductor_strides", results_on_meta),
