@@ -163,5 +163,5 @@ def test_a_config_in_a_fence_is_read():
     ids=["assignments", "words", "signs", "lines", "tabs", "continued", "names"],
 )
 def test_long_texts_take_no_time(text):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="this text is not understood"):
         read_question(text, None)
