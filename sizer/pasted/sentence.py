@@ -17,7 +17,7 @@ from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import FILE_TYPES, LAYOUTS
 from sizer.pasted.ollama import CONTEXT, SMALL_CONTEXT, USUAL_FILE, find_named, read_modelfile
 from sizer.pasted.question import Draft, Question
-from sizer.pasted.words import TAKEN, Name, Words, find_device, find_model, find_size
+from sizer.pasted.words import Name, Words, find_device, find_model, find_size
 
 MAX_CHARACTERS = 400
 BFLOAT16_SINCE = (8, 0)  # compute capability of the first devices that multiply matrices in bfloat16
@@ -278,9 +278,10 @@ def _take_device(draft: Draft, words: Words) -> None:
             draft.assume(_taken(given, keys))
         if size is not None and not fitting:
             draft.unmatched.append(f"{size[0]}: the memory of {keys[0]} is counted")
-    elif (size := words.take(_MEMORY)) is not None:
+    elif (size := re.search(_MEMORY, words.text)) is not None:
         given = size[0].strip()
-        before = words.take(_BEFORE.format(re.escape(TAKEN)))
+        before = words.take(_BEFORE.format(re.escape(given)))
+        words.take(_MEMORY)
         chips = sorted((key for key in GPUS if GPUS[key].backend == "mps" and key.endswith(f"-{size[1]}gb")), reverse=True)
         if mac is not None and chips:
             draft.assume(_taken(f"{mac[0]} {given}", chips), gpu=chips[0])

@@ -69,6 +69,9 @@ QUESTIONS = {
     "Qwen3-30B-A3B GGUF Q4_K_M on RTX 3060 12 GB with experts on the CPU": (
         "arch=hf:qwen3-30b-a3b&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu=rtx-3060-12gb&cpu_moe=1000"
     ),
+    "finetune t5-large batch size 16 adafactor 24gb": (
+        "arch=hf:t5-large&mode=training&optimizer=adafactor&gpu=custom:24GiB@8.9&batch=16&dtype=bfloat16"
+    ),
     "GLM 4.6 on mac studio 512gb": (
         "arch=hf:glm-4.6&gpu=m3-ultra-512gb&mode=serve&engine=llama.cpp&weights=q4_k_m"
     ),
