@@ -78,7 +78,14 @@ class Draft:
         self._forget_assumed(*keys)
 
     def _forget_assumed(self, *keys: str) -> None:
-        self.assumed = [text for text in self.assumed if text.partition("=")[0] not in keys]
+        kept = []
+        for text in self.assumed:
+            items, colon, why = text.partition(": ")
+            if not colon or "=" not in items or " " in items:  # a remark about no key
+                kept.append(text)
+            elif left := "&".join(item for item in items.split("&") if item.partition("=")[0] not in keys):
+                kept.append(f"{left}: {why}")
+        self.assumed = kept
 
     def whole(self, kind: str = "config") -> Question:
         """Return the question."""

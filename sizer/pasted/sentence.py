@@ -23,7 +23,7 @@ MAX_CHARACTERS = 400
 BFLOAT16_SINCE = (8, 0)  # compute capability of the first devices that multiply matrices in bfloat16
 SERVED = {"nf4": "awq", "int8": "fp8"}  # layouts of servers with as many bits
 FILES = {"nf4": "q4_k_m", "awq": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
-WHOLE_NAMES = {"q4": "q4_k_m", "q5": "q5_k_m", "q8": "q8_0", "fp16": "f16"}
+WHOLE_NAMES = {"q2": "q2_k", "q3": "q3_k_m", "q4": "q4_k_m", "q5": "q5_k_m", "q6": "q6_k", "q8": "q8_0", "fp16": "f16"}
 ANSWERING = ("text", "multimodal")  # modalities of models that generate text
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 ALL_LAYERS = 1000  # more than a model has
@@ -31,6 +31,7 @@ _OLLAMA = re.compile(r"^\s*(?:\$ )?ollama\s+(?:run|pull)\s+(?=\S)", re.IGNORECAS
 _CODE = re.compile(  # texts of programs
     r"[{}=<>\n;|$]|https?:|--|Error:|Exception:|(?:^|\s)-[A-Za-z]{1,5}\s|^\s*(?:docker|podman|mlc_llm)\s"
 )
+_ASSIGNED = re.compile(r"\b(tp|bs|batch|batch_size|seq|seq_len|rank|r)=(?=[0-9])", re.IGNORECASE)  # "TP=4"
 _NUMBERS = {"two": 2, "dual": 2, "three": 3, "four": 4, "eight": 8}
 _LORA = {"mode": "training", "train": "adapter"}
 _TASKS: tuple[tuple[str, dict[str, str]], ...] = (  # the first one that names a mode decides
@@ -45,7 +46,7 @@ _TASKS: tuple[tuple[str, dict[str, str]], ...] = (  # the first one that names a
 )
 _RUNS = r"\b(?:run\w*|inference|infer|generat\w+|chat\w*|use|host|load|fits?|needs?|v?ram|memory|requires?|which|how many)\b"
 _QUANTIZED = sorted((name for name in FILE_TYPES if name.startswith(("q", "iq"))), key=len, reverse=True)
-_FILES = rf"\b({'|'.join(_QUANTIZED)}|q[458])\b"
+_FILES = rf"\b({'|'.join(_QUANTIZED)}|q[2-68](?:_k(?:_x?l)?)?)\b"  # also as people shorten them, and Unsloth's q4_k_xl
 _WHOLE_FILES = r"\b(bf16|f16|fp16|mxfp4)\b"  # files of llama.cpp only if the text names it
 _LAYOUTS = rf"\b(?:fp8 (?:weights|quantiz\w+|quantis\w+)|{'|'.join(LAYOUTS)})\b"
 _BITS = r"\b(4|8) ?bits?\b|\bint(4|8)\b"
@@ -58,6 +59,8 @@ _TOKENS = (
 _NEW = r"\bgenerat\w+ ([0-9]{1,5})(?: new)? tokens?\b|\b([0-9]{1,5}) (?:new|output) tokens?\b"
 _BATCH = r"\b(?:micro ?)?batch(?:es)?(?: ?size)?(?: of| is)? ([0-9]{1,5})\b|\bbs ([0-9]{1,5})\b"
 _USERS = r"\b([0-9]{1,5}) ?(?:concurrent |parallel |simultaneous )?(?:users?|requests?|people)\b"
+_IMAGE = r"\b([0-9]{2,4}) ?x ?([0-9]{2,4})\b"  # width x height, as people say it
+_SIZES = {"users": _USERS, "new": _NEW, "tokens": _TOKENS, "batch": _BATCH, "image": _IMAGE}
 _BEFORE = rf"\b([0-9]{{{{1,3}}}}|{'|'.join(_NUMBERS)}) (?={{}})"  # the number of devices, before a name
 _COUNT = rf"\b([0-9]{{1,3}}|{'|'.join(_NUMBERS)}) (?:gpus?|cards?|devices?)\b"
 _SPLIT = r"\b(?:tensor parallel\w*|tp)(?: size)?(?: of)? ?([0-9]{1,3})\b"
@@ -103,7 +106,7 @@ _ELSEWHERE = (
     (r"\b(?:how many|number of)(?: (?:gpus?|cards?|devices?))?", "ask “On how many GPUs?” below the answer, or `sizer ranks`"),
     (r"\b(?:what|which|cheapest|best) (?:gpus?|cards?|devices?|hardware)\b", "ask “Which GPU?” below the answer, or `sizer which`"),
     (
-        r"\b(?:max\w*|longest|largest) (?:context|batch|sequence)(?: (?:size|length))?\b",
+        r"\b(?:max\w*|longest|largest|what|which|how (?:big|large|long)(?: a)?) (?:context|batch|sequence)(?: (?:size|length))?\b",
         "ask “How far it goes” below the answer, or `sizer limits`",
     ),
     (r"\bunsloth\b", "its own kernels and offloading are not counted"),
@@ -134,6 +137,7 @@ def read_sentence(text: str) -> Question | None:
     if len(text) <= MAX_CHARACTERS and (found_file := read_modelfile(text)) is not None:
         return found_file
     ollama = _OLLAMA.match(text)
+    text = _ASSIGNED.sub(r"\1 ", text)
     if len(text) > MAX_CHARACTERS or (ollama is None and _CODE.search(text.strip())):
         return None
     draft = Draft(title="a command of Ollama" if ollama else "a question in words")
@@ -159,8 +163,9 @@ def read_sentence(text: str) -> Question | None:
         _take_task(draft, given, items)
     _take_optimizer(draft, words)
     _take_layout(draft, words, ollama=ollama is not None)
+    sizes = {name: words.take(pattern) for name, pattern in _SIZES.items()}  # before numbers of devices
     _take_device(draft, words)
-    _take_sizes(draft, words)
+    _take_sizes(draft, words, sizes)
     _take_options(draft, words)
     _take_host(draft, *on_host)
     _take_dtype(draft, words)
@@ -238,7 +243,8 @@ def _take_layout(draft: Draft, words: Words, *, ollama: bool) -> None:
         file_type = file_type or words.take(_WHOLE_FILES) or (layout if kept else None)
         named, given = (file_type[0], file_type[0]) if file_type else (f"q{number}", bits[0] if bits else "")
         if given:
-            draft.take(given, weights=WHOLE_NAMES.get(named, named))
+            known = named if named in FILE_TYPES else WHOLE_NAMES.get(named.partition("_")[0], named)
+            draft.take(given, weights=known)
         elif "gpt-oss" not in arch:
             draft.assume(USUAL_FILE if ollama else "the file that most people take", weights="q4_k_m")
     elif file_type is not None:
@@ -264,6 +270,7 @@ def _take_device(draft: Draft, words: Words) -> None:
     """Note the device, and how many of it. A device without a name is one of its memory."""
     split, counted, mac = words.take(_SPLIT), words.take(_COUNT), words.take(_MAC)
     laptop = words.take(r"\blaptop\b")
+    words.take(r"\btensor parallel\w*\b")
     if (device := find_device(words)) is not None:
         before = words.take(_BEFORE.format(re.escape(words.text[device.start : device.end])))
         given = words.take_name(find_device(words) or device)
@@ -328,12 +335,12 @@ def _take_number(draft: Draft, number: int, given: str, split: re.Match[str] | N
         draft.unmatched.append(f"{text}: one device is counted")
 
 
-def _take_sizes(draft: Draft, words: Words) -> None:
+def _take_sizes(draft: Draft, words: Words, sizes: Mapping[str, re.Match[str] | None]) -> None:
     """Note the tokens, the batch, the number of users and the image, or that the task has no such key."""
     mode, arch = draft.items["mode"], draft.items["arch"]
     serves = mode == "serve"
-    users, new = words.take(_USERS), words.take(_NEW)
-    tokens = words.take(_TOKENS) or words.take(r"\b([0-9]{1,3}k)()\b")
+    users, new, batch, size = (sizes[name] for name in ("users", "new", "batch", "image"))
+    tokens = sizes["tokens"] or words.take(r"\b([0-9]{1,3}k)()\b")
     length = (tokens[1] or tokens[2]) if tokens else ""
     if users is not None and not serves:
         draft.unmatched.append(f"{users[0]}: only a server has users")
@@ -345,13 +352,12 @@ def _take_sizes(draft: Draft, words: Words) -> None:
         draft.take(new[0], new=new[1] or new[2])
     elif new is not None:
         draft.unmatched.append(f"{new[0]}: the length of an answer changes the memory of a generation only")
-    batch = words.take(_BATCH)
     if batch is not None and serves:
         draft.unmatched.append(f"{batch[0]}: a server chooses its batches")
     elif batch is not None:
         draft.take(batch[0], batch=batch[1] or batch[2])
     pictures = arch.startswith(("diffusers:", "torchvision:", "timm:"))
-    if (size := words.take(r"\b([0-9]{2,4}) ?x ?([0-9]{2,4})\b")) is not None and pictures:  # width x height, as people say it
+    if size is not None and pictures:
         draft.take(size[0], image=f"{size[2]}x{size[1]}")
     elif size is not None:
         draft.unmatched.append(f"{size[0]}: the model's own size of images is taken")

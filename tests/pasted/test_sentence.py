@@ -72,6 +72,14 @@ QUESTIONS = {
     "finetune t5-large batch size 16 adafactor 24gb": (
         "arch=hf:t5-large&mode=training&optimizer=adafactor&gpu=custom:24GiB@8.9&batch=16&dtype=bfloat16"
     ),
+    "SD3.5 medium 1024px batch 8 a6000": (
+        "arch=diffusers:sd3.5-medium&mode=inference&batch=8&gpu=rtx-a6000&image=1024&dtype=bfloat16"
+    ),
+    "bert-base-uncased training seq 512 a100 80gb": "arch=hf:bert-base-uncased&mode=training&gpu=a100-80gb&seq=512&dtype=bfloat16",
+    "qwen3 coder 30b a3b instruct q4_k_xl on a 3090, 64k context": (
+        "arch=hf:qwen3-coder-30b-a3b-instruct&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu=rtx-3090&max_model_len=64k"
+    ),
+    "Serve Llama-3.1-70B-Instruct with TP=4 on A100-80GB": "arch=hf:llama-3.1-70b&mode=serve&gpu=a100-80gb&tp=4",
     "GLM 4.6 on mac studio 512gb": (
         "arch=hf:glm-4.6&gpu=m3-ultra-512gb&mode=serve&engine=llama.cpp&weights=q4_k_m"
     ),
@@ -153,6 +161,10 @@ def test_a_part_of_a_name_is_a_model_and_the_others_are_named(text, arch, said):
 def test_a_name_alone_is_a_model(text, arch):
     question = read_question(text, None)
     assert (question.kind, question.items) == ("model", {"arch": arch})
+
+
+def test_what_is_read_is_not_assumed_too():
+    assert "mode=inference: the model runs in PyTorch, one input at once" in read_sentence("bge-m3 batch 64 on an l4").assumed
 
 
 def test_an_unknown_model_is_named():
