@@ -80,11 +80,12 @@ def _question_in_words(text: str) -> Question | None:
 
     Raises RequestError for a sentence that names no known model, or neither a task nor a device.
     """
-    if "=" in text or len(text.split()) < 2:
+    words = text.split()
+    if "&" in text or len(words) < 2 or "=" in words[0]:
         return None
     from sizer.pasted.sentence import read_sentence  # not needed for other questions
 
-    if (found := read_sentence(text)) is None and len(text.split()) > 2:
+    if (found := read_sentence(text)) is None and len(words) > 2:
         allowed = "a query, or a question that names a model, and a task or a device"
         raise RequestError("query", given=quote(text), allowed=allowed, todo="`sizer models` lists the models")
     return found
