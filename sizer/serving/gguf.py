@@ -86,7 +86,15 @@ _LEAVES = {
     **dict.fromkeys(("down_proj", "fc2", "dense_4h_to_h", "w2", "output_linear"), "ffn_down"),
     **dict.fromkeys(("q_a_proj", "q_b_proj"), "attn_q_a"),
     "kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "in_proj_z": "attn_gate",
+    "in_proj": "ssm_in",
+    "x_proj": "ssm_x",
+    "dt_proj": "ssm_dt",
+    "in_proj_a": "ssm_alpha",
+    "in_proj_ba": "ssm_ba",
 }
+_VECTORS = {f"{name}_{norm}": f"attn_{name}_norm" for name in "qk" for norm in ("norm", "layernorm")}
+_VECTORS |= {"conv1d": "ssm_conv1d", "conv": "ssm_conv1d", "per_expert_scale": "ffn_down_exps.scale"}
 GEMMA_TOKENS = 262_144  # rows of Gemma 3's embedding that its tokenizer uses; the converter drops the rest
 _TRANSPOSED = ("c_attn", "c_fc", "c_proj")  # transformers' Conv1D, except in StarCoder2
 _SPLIT = ("gate_up_proj", "input_linear")  # one matrix in transformers, two tensors in a file
@@ -141,7 +149,8 @@ def _tensors(weight: Weight, architecture: Architecture, shapes: dict[str, tuple
     parts, size = weight.name.split("."), prod(weight.shape)
     leaf = parts[-2] if parts[-1] in ("weight", "bias") and len(parts) > 1 else parts[-1]
     if _stays_float(weight, parts, leaf):
-        role = "position_embd" if leaf in ("wpe", "embed_positions") else "ffn_bias" if "experts" in parts else ""
+        role = "ffn_bias" if "experts" in parts else _vector(parts, leaf, architecture)
+        role = "position_embd" if leaf in ("wpe", "embed_positions") else role
         count, matrices = 2 if leaf.removesuffix("_bias") in _SPLIT else 1, weight.shape[0] if role == "ffn_bias" else 1
         for _ in range(count):
             yield Tensor(role=role, layer=layer, rows=1, columns=size // count, matrices=matrices, kept="f32")
@@ -198,9 +207,15 @@ def _role(parts: list[str], leaf: str, architecture: Architecture) -> str:
     attends = any("attn" in part or "attention" in part or part == "mixer" for part in parts)
     if leaf in ("o_proj", "out_proj", "dense", "c_proj"):
         if leaf == "out_proj" and {"linear_attn", "conv", "mixer", "mamba"} & set(parts):
-            return ""  # ssm_out and shortconv.out_proj
+            return "ssm_out"  # also shortconv.out_proj
         return "attn_output" if attends else "ffn_down"
     return _LEAVES.get(leaf, "")
+
+
+def _vector(parts: list[str], leaf: str, architecture: Architecture) -> str:
+    """Return the name in the file of a bias, norm or convolution that the graph of a layer on the host needs, "" for others."""
+    role = _role(parts, leaf, architecture) if parts[-1] == "bias" else ""
+    return f"{role}.bias" if role in ("attn_q", "attn_k", "attn_v", "attn_qkv") else _VECTORS.get(leaf, "")
 
 
 def types_of(tensors: tuple[Tensor, ...], name: str, architecture: Architecture) -> tuple[str, ...]:

@@ -25,14 +25,13 @@ from sizer.serving.architecture import CHUNKED, SLIDING, STATE, Architecture, La
 from sizer.serving.flags import check_engine
 from sizer.serving.gguf import BLOCKS, COMPARED, WHOLE_GATES, Tensor, tensors_of, types_of
 from sizer.serving.levers import Change, Outcome, find_levers
-from sizer.serving.llama_graph import Batch, Block, Latent
+from sizer.serving.llama_graph import Batch, Block, Latent, State
 from sizer.serving.llama_graph import compute_bytes as graph_bytes
 
 MOST_DEVICES = 16  # ggml/src/ggml-cuda/common.cuh, GGML_CUDA_MAX_DEVICES
 CELL_STEP = 256  # llama-context.cpp, GGML_PAD(n_ctx, 256)
 MICRO_BATCH = 512  # common/common.h, n_ubatch
 INDEX_HEAD = 128  # llama-kv-cache-dsa.cpp, elements of an indexer's key
-INPUT_BYTES = 20  # of each token: position, and the cells of its key and value
 TURNED = 64  # elements of a head that a matrix rotates at least: src/llama-kv-cache.cpp, build_input_k_rot and build_input_v_rot
 STREAMS = 4  # ggml-backend.cpp, GGML_SCHED_MAX_COPIES: micro-batches in flight if all layers are on several devices
 REPEATS = 4  # equal layers in a graph, after which the places of tensors come again
@@ -41,6 +40,11 @@ WITHOUT_WINDOW = ("phi3", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "
 PARALLEL = ("phi", "falcon", "gptj", "gpt_neox")  # attention and feed-forward part read the same hidden states
 UNROTATED = ("gpt2", "bloom", "opt", "mpt")  # positions are embeddings, or in the mask
 NORMS_LAST = ("olmo2", "olmo3")  # norms follow attention and the feed-forward part alone
+# Rows with logits are chosen after the last norm (src/models, embeddings_nextn_masked).
+LATE_ROWS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h", "gemma4", "gpt_oss")
+ROTATION_FACTORS = ("llama", "phi3")  # models whose files may have a tensor that scales rotations, and no other that a config names
+ADDS_LAST = ("lfm2", "lfm2_moe")  # the residual is the first operand of a sum
+FEED_GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")  # a gate of one element multiplies the shared expert
 NOT_COUNTED = "pools of llama.cpp's CUDA kernels"
 SMALLER_FILES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "iq2_m")
 
@@ -173,24 +177,21 @@ class Layout:
         first = self.layers + 1 - flags.layers
         heads = self.device_of(-1, flags) == number
         tied = all(tensor.role != "output" for tensor in self.tensors)
-        device = host = largest = 0
+        device = host = 0
         for tensor, size in zip(self.tensors, self.sizes(flags.file_type), strict=True):
             if tensor.is_input and not self.shares_memory:
                 host += size
                 if tied and tensor.role == "token_embd":
                     device += size if flags.layers and heads else 0
-                    largest = largest if flags.layers or flags.build >= FEW_OUTPUTS else size
             elif self.shares_memory or _is_on_device(tensor, first, flags):
                 device += size if self.device_of(tensor.layer, flags) == number else 0
             else:
                 host += size
-                # a head for few tokens is multiplied on the host: ggml_backend_cuda_device_offload_op
-                largest = max(largest, size if tensor.layer >= 0 or flags.build < FEW_OUTPUTS else 0)
         return Parts(
             weights=device,
             host_weights=host,
             cells=self.cache_bytes(flags, number),
-            compute=self.compute_bytes(flags, number, copied_bytes=largest),
+            compute=self.compute_bytes(flags, number),
         )
 
     def cache_bytes(self, flags: LlamaFlags, number: int = 0) -> int:
@@ -215,31 +216,14 @@ class Layout:
             return min(cells, _cells(layer.window + flags.micro_batch))
         return cells
 
-    def compute_bytes(self, flags: LlamaFlags, number: int = 0, *, copied_bytes: int = 0) -> int:
-        """Return the bytes of the compute buffer: what one micro-batch has at once.
-
-        A model with attention is planned as ggml places its graph (sizer.serving.llama_graph). For states alone (Mamba) this is the
-        larger of two sums: the logits with the last hidden states, or a layer's tensors with the inputs. A matrix of
-        `copied_bytes` on the host is copied to the first device.
+    def compute_bytes(self, flags: LlamaFlags, number: int = 0) -> int:
+        """Return the bytes of a device's compute buffer, as ggml places a micro-batch's graph; 0 for a device without a layer.
 
         Source: llama.cpp b11549, tools/server/server-context.cpp, server_output_limits, for the logits that are kept.
         """
-        model = self.architecture
         tokens = min(flags.micro_batch, _cells(flags.max_model_len) * flags.slots)
         outputs = min(tokens, flags.slots) if flags.build >= FEW_OUTPUTS else tokens
-        rows = next((tensor.rows for tensor in self.tensors if tensor.role == "token_embd"), model.vocabulary)
-        if any(layer.elements for layer in model.layers):
-            return self._graph_bytes(flags, number, tokens, outputs, rows)
-        # src/models/mamba-base.cpp: both halves of the projection, the convolution, steps and the scan's result
-        layer_bytes = (5 * model.intermediate + 2 * model.hidden) * 4 * tokens
-        streams, copied_bytes, inputs = self._streams(flags), 0 if number else copied_bytes, INPUT_BYTES * tokens + 4 * outputs
-        if streams > 1:
-            inputs = streams * (inputs + (2 if number else 1) * model.hidden * 4 * tokens)
-        head = (rows + model.hidden) * 4 * outputs if number == self.device_of(-1, flags) else 0
-        return max(head if flags.layers else head + copied_bytes, layer_bytes + inputs + copied_bytes)
-
-    def _graph_bytes(self, flags: LlamaFlags, number: int, tokens: int, outputs: int, rows: int) -> int:
-        """Return the bytes of the graph of a model with attention on one device, 0 for a device without a layer."""
+        rows = next((tensor.rows for tensor in self.tensors if tensor.role == "token_embd"), self.architecture.vocabulary)
         key = (replace(flags, used_bytes=0), number)
         if key not in self._graphs:
             blocks, last = self._blocks(flags, number), self.device_of(-1, flags)
@@ -265,20 +249,21 @@ class Layout:
 
     def _batch(self, flags: LlamaFlags, tokens: int, outputs: int, rows: int) -> Batch:
         """Return a micro-batch in a graph."""
-        windows = {layer.kind: self._own_cells(layer, flags) for layer in self.architecture.layers if layer.elements}
         block, size = BLOCKS[flags.kv]
         quantized = block > 1
+        embedded = sum(tensor.columns for tensor in self.tensors if tensor.role == "per_layer_token_embd")
         return Batch(
             tokens=tokens,
-            cells=tuple(sorted(windows.values(), reverse=True)),
             outputs=outputs,
             hidden=self.architecture.hidden,
             vocabulary=rows,
             item=(size, block),
             turns=_turns(self.architecture.head_size) if quantized else (),
-            inputs=sum(tensor.columns for tensor in self.tensors if tensor.role == "per_layer_token_embd"),
+            inputs=embedded,
+            embedded=embedded // self.layers,
             copies=quantized and self.copies_cache,
             streams=self._streams(flags),
+            late=self.architecture.model_type.removesuffix("_text") in LATE_ROWS,
         )
 
     def _streams(self, flags: LlamaFlags) -> int:
@@ -305,17 +290,22 @@ class Layout:
         experts = [tensor for tensor, _ in own if tensor.is_of_experts]
         layer = model.layers[number * len(model.layers) // self.layers]
         attends = layer.kind != STATE
-        query = rows.get("attn_q") or (model.heads * model.head_size if attends else 0)
+        own_layers = len(model.layers) - len(model.lent)
+        read = model.lent[number - own_layers] if model.lent and number >= own_layers else layer
+        result = next((tensor.columns for tensor, _ in own if tensor.role == "attn_output"), 0)
+        gated = attends and not model.latent and rows.get("attn_q", 0) == 2 * result > 0
+        query = rows.get("attn_q", 0) // (2 if gated else 1) or (model.heads * model.head_size if attends else 0)
         key = rows.get("attn_k") or layer.elements // 2
         whole = model.model_type in WHOLE_GATES
         on_host = on_host and not self.shares_memory
         moved = not self.shares_memory and number < flags.host_experts
         weights = {
-            f"{tensor.role}_exps" if tensor.is_of_experts else tensor.role: size
-            for tensor, size in own
-            if tensor.role and (on_host or (moved and tensor.is_of_experts))
+            role: size
+            for role, size in ((f"{tensor.role}_exps" if tensor.is_of_experts else tensor.role, size) for tensor, size in own)
+            if role and (on_host or (moved and "_exps" in role))
         }
-        weights |= {"norm": 4 * model.hidden} if on_host else {}
+        factors = 4 * model.file_elements if model.model_type in ROTATION_FACTORS else 0
+        weights |= {"norm": 4 * model.hidden, "rope_freqs": factors} if on_host else {}
         return Block(
             query=query,
             key=key,
@@ -327,7 +317,13 @@ class Layout:
             used=model.experts_per_token,
             width=model.expert_width,
             fused="attn_qkv" in rows and attends,
+            kind=read.kind,
+            cells=self._own_cells(read, flags),
+            gated=gated,
+            feed_gated=model.model_type.removesuffix("_text") in FEED_GATED,
+            adds_last=model.model_type in ADDS_LAST,
             latent=self._latent(own),
+            state=None if attends else self._state(layer, own, flags),
             parallel=model.model_type in PARALLEL,
             rotated=model.model_type not in UNROTATED,
             norms_first=model.model_type not in NORMS_LAST,
@@ -343,6 +339,31 @@ class Layout:
         rank, keys, values = model.latent
         narrow = [tensor.rows for tensor, _ in own if tensor.role == "attn_q_a"]
         return Latent(heads=model.heads, rank=rank, key=keys, value=values, rotary=model.rotary, narrow=min(narrow, default=0))
+
+    def _state(self, layer: Layer, own: list[tuple[Tensor, int]], flags: LlamaFlags) -> State:
+        """Return the sizes of a layer with a state."""
+        rows = {tensor.role: tensor.rows for tensor, _ in own}
+        columns = {tensor.role: tensor.columns for tensor, _ in own}
+        projected, inner = rows.get("ssm_in", rows.get("attn_qkv", 0)), columns.get("ssm_out", self.architecture.intermediate)
+        kind = "mamba" if "ssm_x" in rows else "mamba2" if layer.state_elements else "convolution"
+        kind = "delta" if "attn_qkv" in rows else kind
+        steps = {
+            "delta": rows.get("ssm_alpha", rows.get("ssm_ba", 0) // 2),
+            "mamba": columns.get("ssm_dt", 0),
+            "mamba2": max(0, projected - inner - layer.conv_channels),
+            "convolution": 0,
+        }
+        return State(
+            kind=kind,
+            kept=layer.conv_elements,
+            held=layer.state_elements,
+            projected=projected,
+            channels=layer.conv_channels,
+            inner=inner,
+            steps=steps[kind],
+            ranks=rows.get("ssm_x", 0),
+            requests=flags.slots,
+        )
 
     def longest(self, flags: LlamaFlags, budget: int) -> int:
         """Return the longest request in tokens of each slot for which `budget` bytes are enough, 0 if none is."""
