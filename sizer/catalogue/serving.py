@@ -78,7 +78,10 @@ _ROWS = (
         key="llama.cpp",
         title="llama.cpp",
         backends=("cuda", "mps", "cpu"),
-        takes=("engine_version", "max_num_seqs", "max_num_batched_tokens", "kv", "weights", "gpu_layers", "cpu_moe", "pp"),
+        takes=(
+            *("engine_version", "max_num_seqs", "max_num_batched_tokens", "kv", "weights", "gpu_layers", "cpu_moe", "pp"),
+            "fa",
+        ),
         layouts=FILE_TYPES,
         kv=(AUTO, *CACHE_TYPES),
     ),

@@ -954,6 +954,12 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(SWITCHES)}: prefix caching, for which servers keep more states of a model, with mode=serve",
         needs=of_engines("prefix_caching"),
     ),
+    "fa": _field(
+        "fa",
+        choice(SWITCHES),
+        allowed=f"{', '.join(SWITCHES)}: flash attention, 0 keeps the products of all queries and keys, with engine=llama.cpp",
+        needs=of_engines("fa"),
+    ),
     "kv_bytes": _field(
         "kv_bytes",
         read_size,

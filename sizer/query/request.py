@@ -156,6 +156,7 @@ class Request:
     api: str = "server"
     sampler: str = "auto"
     prefix_caching: str = "auto"
+    fa: str = "auto"
     kv_bytes: int | None = None
     used: int = 0
     outside: int | None = None

@@ -584,7 +584,8 @@ def _read_llama(text: str, variables: Mapping[str, str]) -> Launch:
         elif name in _LLAMA_UNCOUNTED:
             unmatched.append(f"{given}: {_LLAMA_UNCOUNTED[name]}")
         elif name in ("fa", "flash-attn") and value in ("0", "off", "disabled"):
-            unmatched.append(f"{given}: attention is counted with -fa, whose compute buffer is smaller")
+            items["fa"] = "0"
+            read.append((given, "fa=0"))
         elif name in LLAMA_FLAGS:
             unmatched.append(given)
         elif name in ("fa", "flash-attn") or name in _LLAMA_IRRELEVANT or name.startswith(tuple(_LLAMA_BEGINNINGS.split())):

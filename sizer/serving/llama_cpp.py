@@ -3,8 +3,7 @@
 All of it is allocated when the server starts. Source: llama.cpp b11549 (October 2026), src/llama-model.cpp, llama-context.cpp,
 llama-kv-cache.cpp, llama-kv-cache-iswa.cpp and llama-memory-recurrent.cpp. `docs/serving.md` says what was compared with it.
 
-*Known limitations*: flash attention is on, which is the default on a GPU. The pools of CUDA kernels, a draft model and the
-projector of images are not counted.
+*Known limitations*: the pools of CUDA kernels, a draft model and the projector of images are not counted.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class LlamaFlags:
     Each of `slots` requests has up to `max_model_len` tokens. `file_type` is the type of the GGUF file, `kv` that of the cache.
     `layers` is the number of layers on the device, counted from the last; the head is one of them. The experts of the first
     `host_experts` layers stay on the host. `used_bytes` is the device memory of other processes. `build` is llama.cpp's version.
-    Layers on the device are split among `devices` equal ones, the head on the last.
+    Layers on the device are split among `devices` equal ones, the head on the last. `flash` is True for flash attention.
     """
 
     max_model_len: int
@@ -69,6 +68,7 @@ class LlamaFlags:
     used_bytes: int = 0
     build: int = NEWEST_BUILD
     devices: int = 1
+    flash: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,9 @@ def resolve_llama(request: Any, layout: Layout) -> LlamaFlags:
     if request.cpu_moe and not architecture.experts:
         refusal = Refusal(key="cpu_moe", given=str(request.cpu_moe), allowed="0 for a model without experts", todo="remove it")
         raise RequestError(refusals=[refusal])
+    if request.fa == "0" and request.kv not in ("auto", "f32"):
+        allowed = "auto, f32 without flash attention"
+        raise RequestError(refusals=[Refusal(key="kv", given=request.kv, allowed=allowed, todo="leave fa=0 out")])
     every = layout.layers + 1
     if request.pp > (1 if layout.shares_memory else layout.layers):
         allowed = "1 on a device that shares the host's memory" if layout.shares_memory else f"at most the {layout.layers} layers"
@@ -119,6 +122,7 @@ def resolve_llama(request: Any, layout: Layout) -> LlamaFlags:
         used_bytes=request.used,
         build=int(request.engine_version[1:]) if request.engine_version else NEWEST_BUILD,
         devices=request.pp,
+        flash=request.fa != "0",
     )
 
 
@@ -197,6 +201,7 @@ class Layout:
     def cache_bytes(self, flags: LlamaFlags, number: int = 0) -> int:
         """Return the bytes of all cells and states of the layers on a device."""
         layers, total = self.architecture.layers, 0
+        widest = max((layer.elements for layer in layers), default=0)
         block, size = BLOCKS[flags.kv]
         first = 0 if self.shares_memory else max(0, self.layers + 1 - flags.layers) * len(layers) // max(1, self.layers)
         for place, layer in enumerate(layers[first:], first):
@@ -206,6 +211,8 @@ class Layout:
                 total += (layer.state_elements + layer.conv_elements) * 4 * flags.slots
                 continue
             elements = layer.elements + (INDEX_HEAD if layer.index_bytes else 0)
+            if layer.elements and not flags.flash and not self.architecture.latent:  # values of all layers are padded to the widest
+                elements += (widest - layer.elements) // 2
             total += elements // block * size * self._own_cells(layer, flags) * flags.slots
         return total
 
@@ -263,6 +270,7 @@ class Layout:
             embedded=embedded // self.layers,
             copies=quantized and self.copies_cache,
             streams=self._streams(flags),
+            flash=flags.flash,
             late=self.architecture.model_type.removesuffix("_text") in LATE_ROWS,
         )
 
@@ -307,6 +315,7 @@ class Layout:
         factors = 4 * model.file_elements if model.model_type in ROTATION_FACTORS else 0
         weights |= {"norm": 4 * model.hidden, "rope_freqs": factors} if on_host else {}
         return Block(
+            heads=model.heads,
             query=query,
             key=key,
             value=rows.get("attn_v") or layer.elements - key,
@@ -450,6 +459,7 @@ def answer_llama(
             "cache_type": flags.kv,
             "ubatch_size": flags.micro_batch,
             "devices": flags.devices,
+            "fa": flags.flash,
         },
         gpus=flags.devices,
         budget_bytes=budget,
@@ -530,7 +540,7 @@ def _changes(
     def fits(other: LlamaFlags) -> bool:
         return layout.parts(other).total <= budget
 
-    if flags.kv == "f16":
+    if flags.kv == "f16" and flags.flash:
         yield Change(
             flag="-ctk q8_0 -ctv q8_0", query="kv=q8_0", fields={"kv": "q8_0"}, note="keys and values are rounded to 8 bits"
         )
@@ -562,6 +572,7 @@ def _command(layout: Layout, flags: LlamaFlags, model: str) -> str:
     words = ["llama-server", "-m", file, "-c", str(flags.max_model_len * flags.slots), "-np", str(flags.slots)]
     words += ["-ngl", "999" if flags.layers > layout.layers else str(flags.layers)]
     words += ["--n-cpu-moe", str(flags.host_experts)] if flags.host_experts else []
+    words += [] if flags.flash else ["-fa", "off"]
     words += ["-ctk", flags.kv, "-ctv", flags.kv] if flags.kv != "f16" else []
     words += ["-ub", str(flags.micro_batch), "-b", str(max(2048, flags.micro_batch))] if flags.micro_batch != MICRO_BATCH else []
     return shlex.join(words)

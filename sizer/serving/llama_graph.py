@@ -71,6 +71,7 @@ class Block:
     key: int
     value: int
     feed: int
+    heads: int = 0
     gate: str = "split"
     expert_gate: str = "split"
     experts: int = 0
@@ -102,6 +103,7 @@ class Batch:
     micro-batches in flight over several devices, whose inputs exist at once (ggml-backend.cpp, GGML_SCHED_MAX_COPIES).
     `borrowed` are the bytes of keys and values on another device that layers of this one read (Gemma 3n and 4): each layer
     copies its own view, once for each micro-batch. Rows with logits are chosen in the last layer, or after it if `late`.
+    Attention without `flash` holds the products of all queries and keys, and a mask in 32 bits.
     """
 
     tokens: int
@@ -116,6 +118,7 @@ class Batch:
     streams: int = 1
     borrowed: int = 0
     late: bool = False
+    flash: bool = True
 
 
 class _Heap:
@@ -329,14 +332,15 @@ class _Inputs:
         """Return the numbers of the cells to which a layer writes keys and values, nothing if the host writes them."""
         key = (block.kind, block.cells)
         if key not in self._places and not block.cached:
-            self._places[key] = [self.take(CELL * self.batch.tokens) for _ in range(2)]
+            rows = 1 if self.batch.flash or block.latent else block.value  # values are written to turned cells
+            self._places[key] = [self.take(CELL * self.batch.tokens * one) for one in (1, rows)]
         return [] if block.cached else self._places[key]
 
     def mask(self, block: Block) -> int:
         """Return the mask of a kind of layer."""
         key = (block.kind, block.cells)
         if key not in self._masks:
-            self._masks[key] = self.take(2 * block.cells * self.batch.tokens)
+            self._masks[key] = self.take((2 if self.batch.flash else FLOAT) * block.cells * self.batch.tokens)
         return self._masks[key]
 
 
@@ -433,9 +437,23 @@ def _attend(graph: _Graph, block: Block, batch: Batch, normed: int, inputs: _Inp
     if block.cached:  # the host writes keys and values
         graph.begin()
     copies = [graph.copy(block.cells * one * numerator // denominator) for one in (block.key, block.value) if block.cached]
+    if not batch.flash:
+        return _attend_whole(graph, block, batch, query, copies, inputs, gate)
     size = (block.query // block.key * block.value if block.key else block.query) * token
     extra = 2 * block.cells * (block.key + block.value) if batch.copies else 0
     attended = graph.add(size + extra, query, *copies, inputs.mask(block))
+    attended = graph.multiply(size, attended) if batch.turns else attended
+    return graph.change(graph.add(size, *gate), attended) if gate else attended
+
+
+def _attend_whole(
+    graph: _Graph, block: Block, batch: Batch, query: int, copies: list[int], inputs: _Inputs, gate: tuple[int, ...]
+) -> int:
+    """Append attention that holds the products of all queries and keys (llama-graph.cpp, build_attn_mha)."""
+    token = FLOAT * batch.tokens
+    products = graph.change(graph.add(block.heads * block.cells * token, query, *copies[:1]), inputs.mask(block))
+    size = (block.query // block.key * block.value if block.key else block.query) * token
+    attended = graph.add(size, graph.add(size, products, *copies[1:]))
     attended = graph.multiply(size, attended) if batch.turns else attended
     return graph.change(graph.add(size, *gate), attended) if gate else attended
 
@@ -461,8 +479,14 @@ def _attend_latent(graph: _Graph, block: Block, latent: Latent, batch: Batch, no
         graph.begin()
     copies = [graph.copy(copied)] if block.cached else []
     extra = 2 * block.cells * (latent.rank + latent.rotary) if batch.copies else 0
-    attended = graph.add(heads * latent.rank * token + extra, query, *copies, inputs.mask(block))
-    return graph.multiply(heads * latent.value * token, attended, weights.get("attn_v_b", 0))
+    if batch.flash:
+        attended = graph.add(heads * latent.rank * token + extra, query, *copies, inputs.mask(block))
+        return graph.multiply(heads * latent.value * token, attended, weights.get("attn_v_b", 0))
+    products = graph.change(graph.add(heads * block.cells * token, query, *copies), inputs.mask(block))
+    turned = graph.add(2 * block.cells * latent.rank, *copies)  # values are part of the keys, and turned
+    attended = graph.add(heads * latent.rank * token, turned, products)
+    attended = graph.multiply(heads * latent.value * token, attended, weights.get("attn_v_b", 0))
+    return graph.add(heads * latent.value * token, attended)
 
 
 def _norm(graph: _Graph, block: Block, state: int) -> int:

@@ -207,7 +207,7 @@ def _flags(found: dict[str, str], text: str) -> dict[str, float | str]:
     if asked := found.get("asked_mib") or found.get("asked"):
         figures["asked_gib"] = float(asked) / (1024 if "asked_mib" in found else 1024 * MIB)
     if flash := found.get("flash"):
-        figures["flash"] = "off" if flash in ("0", "disabled") else "on"
+        figures |= {"fa": 0.0} if flash in ("0", "disabled") and "kv" not in figures else {}
     return figures
 
 
@@ -229,12 +229,12 @@ def _uncounted(found: dict[str, str], text: str, load: _Load | None, loads: list
         yield "experts of single layers on the host; those of the first layers are planned"
     if keys and values and (keys != values or keys not in ("f16", "bf16", *ENGINES["llama.cpp"].kv)):
         yield f"a cache with keys in {keys} and values in {values}; 16 bits are planned"
+    if found.get("flash") in ("0", "disabled") and keys not in ("", "f16", "bf16"):
+        yield "attention without -fa, which newer builds refuse with a quantized cache: it is planned with -fa"
     if "fused_moe" in text or "mla_attn" in text:
         yield "another graph: this is ik_llama.cpp, a fork"
     if "full-size SWA cache" in text:
         yield "--swa-full: all tokens of layers with a sliding window"
-    if found.get("flash") in ("0", "disabled"):
-        yield "attention without -fa: its compute buffer grows with the context"
     name = found.get("path", "").lower()
     if found.get("file_type") and not file_type_of(name)[1] and file_type_of(name)[0]:
         yield "a file with tensors in other types than llama.cpp chooses (UD-, _L, _XL)"

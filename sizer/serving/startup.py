@@ -184,6 +184,7 @@ _OTHERS = (
 )
 _LLAMA_KEYS = (
     *("engine_version", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "weights", "kv", "gpu_layers", "cpu_moe", "pp"),
+    "fa",
 )
 LAYOUTS_OF_FLAGS = {
     **{"fp8": "fp8", "fbgemm_fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "mxfp4": "mxfp4", "w8a8_int8": "w8a8"},
@@ -555,8 +556,6 @@ def _compare_llama(log: StartupLog, served: Served) -> Iterator[str]:
     for name, (title, size, cause) in planned.items():
         if (logged := log.number(name)) is None or not (logged or size):
             continue
-        if name == "compute_gib" and log.figures.get("flash") == "off":
-            cause = "attention without -fa has all products of queries and keys"
         yield _line(title, logged, size / GIB, "GiB", cause if abs(size / GIB - logged) > LARGE_SHARE * logged else "")
     if (asked := log.number("asked_gib")) is not None:
         sizes = {title: size for title, size, _ in planned.values() if "host" not in title}

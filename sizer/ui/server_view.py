@@ -96,6 +96,7 @@ def fill(request: Request) -> None:
     state[f"{PREFIX}weights"] = asked if asked in layouts else "checkpoint"
     state[f"{PREFIX}api"], state[f"{PREFIX}sampler"] = request.api, request.sampler
     state[f"{PREFIX}prefix_caching"] = request.prefix_caching
+    state[f"{PREFIX}fa"] = request.fa
     for key in SWITCHED:
         state[PREFIX + key] = getattr(request, key)
 
@@ -130,6 +131,7 @@ def ask(source: Source, gpu: str) -> dict[str, str]:
             ("api", "Started as", APIS),
             ("sampler", "Sampler", SAMPLERS),
             ("prefix_caching", "Prefix caching", SWITCHES),
+            ("fa", "Flash attention", SWITCHES),
         ):
             if key in takes:
                 values[key] = st.selectbox(label, options, key=f"{PREFIX}{key}", help=KEYS[key].allowed, **KEEP)

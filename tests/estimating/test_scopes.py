@@ -94,6 +94,7 @@ DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
     "dcp": (f"{SHARED_HEAD}&tp=2", None, "2"),
     "gpu_layers": (f"{SERVER}&engine=llama.cpp", None, "1"),
     "cpu_moe": (f"{SERVER}&engine=llama.cpp", "0", "0"),
+    "fa": (f"{SERVER}&engine=llama.cpp", None, "0"),
     "speculative": (SERVER, "ngram:2", "ngram:4"),
     "max_loras": (SERVER, None, "2"),
     "max_lora_rank": (SERVER, None, "8"),

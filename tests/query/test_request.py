@@ -744,6 +744,7 @@ def random_server(rng: random.Random) -> dict[str, object]:
         "dcp": rng.choice((1, 2)),
         "gpu_layers": None,
         "cpu_moe": 0,
+        "fa": "auto",
         "speculative": rng.choice((None, ("mtp", 1), ("qwen3-0.6b", 128))),
         "max_loras": (slots := rng.choice((None, 1, 1024))),
         "max_lora_rank": rng.choice((None, 1, 512)),

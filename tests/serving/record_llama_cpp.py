@@ -47,6 +47,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"-c": 4096, "-np": 4, "--n-cpu-moe": 3},
     {"-c": 8192, "-ctk": "q8_0", "-ctv": "q8_0"},
     {"-c": 8192, "-ngl": 0},
+    {"-c": 8192, "-fa": "off"},
+    {"-c": 16_384, "-np": 4, "-fa": "off"},
 )
 OLD_BUILD = 9000  # keeps logits of all tokens, as llama-fit-params does by itself; recorded for the first of SETTINGS
 _ROW = re.compile(
@@ -139,9 +141,9 @@ def memory_rows(model: str, path: Path, program: Path) -> Iterator[tuple[object,
     for build, setting in [(OLD_BUILD, SETTINGS[0]), *((NEWEST_BUILD, one) for one in SETTINGS)]:
         if "--n-cpu-moe" in setting and not layout.architecture.experts:
             continue
-        flags = {"-ngl": 999, "-np": 1, **setting}
+        flags = {"-ngl": 999, "-np": 1, "-fa": "on", **setting}
         words = [str(word) for item in flags.items() for word in item]
-        call = [program / "llama-fit-params", "--rpc", ADDRESS, "--fit-print", "on", "-m", path, "-fa", "on", *words]
+        call = [program / "llama-fit-params", "--rpc", ADDRESS, "--fit-print", "on", "-m", path, *words]
         kept = {"LLAMA_OUTPUTS": str(flags["-np"])} if build == NEWEST_BUILD else {}
         done = subprocess.run(call, capture_output=True, text=True, check=False, cwd=program, env={**os.environ, **kept})
         if done.returncode:  # such as heads of 80 elements with a quantized cache
@@ -150,7 +152,7 @@ def memory_rows(model: str, path: Path, program: Path) -> Iterator[tuple[object,
         (weights, cells, compute), (on_host, *_) = found["RPC0"], found["Host"]
         slots, layers = flags["-np"], min(flags["-ngl"], layout.layers + 1)
         batch, experts, kv = (flags.get(name, usual) for name, usual in (("-ub", 512), ("--n-cpu-moe", 0), ("-ctk", "f16")))
-        row = tuple(map(str, (flags["-c"] // slots, slots, batch, layers, experts, build, kv)))
+        row = tuple(map(str, (flags["-c"] // slots, slots, batch, layers, experts, build, kv, int(flags["-fa"] == "on"))))
         estimated = layout.parts(flags_of(layout, dict(zip(COLUMNS, row, strict=True)))).compute
         yield model, *row, weights, on_host, cells, compute, estimated
 
@@ -165,7 +167,7 @@ def device_rows(model: str, path: Path, program: Path) -> Iterator[tuple[object,
         done = subprocess.run(call, capture_output=True, text=True, check=True, cwd=program, env=env)
         lines = [line.split() for line in done.stdout.splitlines() if line.startswith("RPC")]
         row = {"max_model_len": "8192", "slots": "1", "micro_batch": "512", "host_experts": "0", "kv": "f16"}
-        asked = flags_of(layout, {**row, "layers": str(layers), "build": str(NEWEST_BUILD)})
+        asked = flags_of(layout, {**row, "layers": str(layers), "build": str(NEWEST_BUILD), "flash": "1"})
         for number, (_, *sizes) in enumerate(lines):
             parts = layout.parts_of(replace(asked, devices=devices), number)
             yield model, devices, layers, number, *sizes, parts.compute

@@ -182,8 +182,8 @@ def test_flags_without_a_counterpart_are_named():
         (
             "llama-server -fa off --swa-full --ctx-sze 8",
             None,
-            "engine=llama.cpp",
-            ("-fa off: ", "--swa-full: ", "--ctx-sze 8: not known"),
+            "engine=llama.cpp&fa=0",
+            ("--swa-full: ", "--ctx-sze 8: not known"),
         ),
         ("llama-server -fa on --jinja -t 8 --no-mmap -cram 0 --temp 0.7", None, "engine=llama.cpp", ()),
     ],

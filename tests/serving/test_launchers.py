@@ -63,7 +63,6 @@ args:
 VARIABLES = "MODEL_NAME=Qwen/Qwen3-8B\nMAX_MODEL_LEN=16384\nexport GPU_MEMORY_UTILIZATION=0.95\n"
 LLAMA_CPP = "engine=llama.cpp&"
 KOBOLD = "KoboldCpp runs a llama.cpp of its own: its buffers may differ"
-NO_FLASH = "-fa off: attention is counted with -fa, whose compute buffer is smaller"
 TEXTS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "dynamo": ("python -m dynamo.vllm --model Qwen/Qwen3-0.6B --max-model-len 8192", "hf:qwen3-0.6b", "max_model_len=8192", ()),
     "dynamo of sglang": ("python3 -m dynamo.sglang --model-path Qwen/Qwen3-8B --tp 2", "hf:qwen3-8b", "engine=sglang&tp=2", ()),
@@ -189,8 +188,8 @@ TEXTS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "koboldcpp's defaults": (
         "python koboldcpp.py Qwen3-30B-A3B-Q4_K_M.gguf 5001 --gpulayers -1 --moecpu --noflashattention --usemtp",
         "hf:qwen3-30b-a3b",
-        f"{LLAMA_CPP}weights=q4_k_m&max_num_seqs=1&cpu_moe=1000&max_model_len=8192",
-        (KOBOLD, NO_FLASH, "--usemtp: not known as a flag of llama.cpp"),
+        f"{LLAMA_CPP}weights=q4_k_m&max_num_seqs=1&fa=0&cpu_moe=1000&max_model_len=8192",
+        (KOBOLD, "--usemtp: not known as a flag of llama.cpp"),
     ),
     "koboldcpp on two devices": (
         "./koboldcpp-linux-x64 --model Qwen3-8B-Q8_0.gguf --tensor_split 1 1 --usecpu --lowvram",
@@ -236,7 +235,8 @@ def test_classes_in_python_are_commands():
     found = read_question(of_hub, None)
     assert (found.items["arch"], found.items["weights"], found.items["max_model_len"]) == ("hf:qwen3-8b", "q8_0", "512")
     assert found.items["gpu_layers"] == "0"  # without n_gpu_layers the CPU computes
-    assert found.unmatched == (NO_FLASH, "-nkvo: the cache is counted on the device")
+    assert found.unmatched == ("-nkvo: the cache is counted on the device",)
+    assert found.items["fa"] == "0"  # without flash_attn
     arguments = "from vllm import AsyncEngineArgs\nargs = AsyncEngineArgs(model='Qwen/Qwen3-8B', tensor_parallel_size=2)"
     assert read_question(arguments, None).items == {"arch": "hf:qwen3-8b", "mode": "serve", "tp": "2"}
     for made in ('dict(model="Qwen/Qwen3-8B", max_model_len=4096)', '{"model": "Qwen/Qwen3-8B", "max_model_len": 4096}'):

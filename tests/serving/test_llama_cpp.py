@@ -51,12 +51,12 @@ def layout_of(model: str, *, shares_memory: bool = False) -> Layout:
     return Layout(architecture_of(model), shares_memory=shares_memory)
 
 
-COLUMNS = ("max_model_len", "slots", "micro_batch", "layers", "host_experts", "build", "kv")
+COLUMNS = ("max_model_len", "slots", "micro_batch", "layers", "host_experts", "build", "kv", "flash")
 
 
 def flags_of(layout: Layout, row: dict[str, str]) -> LlamaFlags:
     """Return the flags of a row of the table."""
-    return flags(layout, file_type="bf16", kv=row["kv"], **{key: int(row[key]) for key in COLUMNS[:-1]})
+    return flags(layout, file_type="bf16", kv=row["kv"], flash=row["flash"] == "1", **{key: int(row[key]) for key in COLUMNS[:-2]})
 
 
 def flags(layout: Layout, **changes: object) -> LlamaFlags:

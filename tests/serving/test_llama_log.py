@@ -43,6 +43,7 @@ def errors_of(number: int) -> dict[str, float | None]:
         micro_batch=int(row["micro_batch"]),
         layers=int(row["layers"]),
         build=build_of(row["version"]),
+        flash=row["flash"] == "1",
     )
     parts = layout.parts(asked)
     planned = {"weights_off": parts.weights, "cache_off": parts.cells, "compute_off": parts.compute}
@@ -156,10 +157,26 @@ def test_an_old_log_is_read_with_its_flags():
     )
     assert log.title == "llama.cpp"
     assert "engine_version=b5489" in read_startup(f"build: 5489 (2d38b6e4)\n{OLD}").query()
-    assert log.remarks() == ["not counted: attention without -fa: its compute buffer grows with the context"]
+    (remark,) = log.remarks()
+    assert remark.startswith("not counted: attention without -fa, which newer builds refuse with a quantized cache")
     served = sizer.estimate(f"arch={log.arch}&gpu={log.gpu}&{log.query()}").serve
     assert compare(log, served)[1].startswith("weights on the host: 0.07 GiB in the log, 0.07 planned")
-    assert compare(log, served)[-1].endswith("attention without -fa has all products of queries and keys")
+
+
+def test_a_log_without_flash_attention_is_planned_without_it():
+    log = read_startup(OLD.replace("q8_0", "f16").replace("1088.00", "2048.00").replace("544.00", "1024.00"))
+    assert log.query().endswith("&weights=q4_k_m&fa=0")
+    assert log.remarks() == []
+    off, on = (sizer.estimate(f"arch={log.arch}&gpu=rtx-3090&{log.query().replace('fa=0', fa)}").serve for fa in ("fa=0", "fa=1"))
+    assert off.kv_cache_bytes == on.kv_cache_bytes == 2048 * MIB
+    # the products of 256 tokens with 4,096 cells in 32 heads take 128 MiB: 4 bytes each
+    assert off.profile_peak_bytes > 128 * MIB > on.profile_peak_bytes
+    assert "-fa off" in off.command
+
+
+def test_a_quantized_cache_needs_flash_attention():
+    with pytest.raises(RequestError, match="kv: given q8_0, allowed auto, f32 without flash attention"):
+        sizer.estimate("arch=hf:llama-3.2-1b&mode=serve&engine=llama.cpp&gpu=t4&kv=q8_0&fa=0")
 
 
 def test_the_main_model_is_read_of_a_log_with_others():
