@@ -143,6 +143,15 @@ def tensors_of(architecture: Architecture) -> tuple[Tensor, ...]:
     return tuple(sorted(found, key=lambda tensor: tensor.layer))
 
 
+def projector_bytes(architecture: Architecture) -> int:
+    """Return the bytes of the tensors in a projector's file in 16 bits (`mmproj`), 0 for a model without an encoder.
+
+    Vectors and embeddings of patches and positions have 32 bits (conversion/gemma.py, tensor_force_quant).
+    """
+    own = [weight for weight in architecture.weights if ENCODER.search(weight.name) or _PROJECTOR.search(weight.name)]
+    return sum(prod(one.shape) * (4 if len(one.shape) < 2 or "embed" in one.name.split(".")[-2] else 2) for one in own)
+
+
 def _tensors(weight: Weight, architecture: Architecture, shapes: dict[str, tuple[int, ...]]) -> Iterator[Tensor]:
     """Yield the tensors of a file for one parameter of transformers; `shapes` are those of all parameters."""
     layer = int(found[1]) if (found := _LAYER.search(weight.name)) else -1

@@ -517,10 +517,11 @@ _LLAMA_NUMBERS = {
     "layers": "gpu_layers",
     "host_experts": "cpu_moe",
 }
+_LLAMA_DRAFTS = ("md", "model-draft", "hfd", "hfrd", "hf-repo-draft")
 _LLAMA_UNCOUNTED = {
     **dict.fromkeys(("ot", "override-tensor"), "tensors are counted where llama.cpp puts them without it"),
     **dict.fromkeys(("nkvo", "no-kv-offload"), "the cache is counted on the device"),
-    **dict.fromkeys(("md", "model-draft", "hfd", "hfrd", "hf-repo-draft"), "a draft model is not counted"),
+    **dict.fromkeys(_LLAMA_DRAFTS, "a draft model is not counted"),
     **dict.fromkeys(("mm", "mmproj", "mmu", "mmproj-url"), "the projector of images is not counted"),
     **dict.fromkeys(("mla", "fmoe", "amb", "rtr", "mla-use"), "a flag of ik_llama.cpp, whose buffers are not counted"),
     "rpc": "layers on other machines are counted here",
@@ -582,7 +583,9 @@ def _read_llama(text: str, variables: Mapping[str, str]) -> Launch:
         elif name in _LLAMA_SWITCHES:
             found[_LLAMA_SWITCHES[name]] = (given, str(MAX_LAYERS))
         elif name in _LLAMA_UNCOUNTED:
-            unmatched.append(f"{given}: {_LLAMA_UNCOUNTED[name]}")
+            draft = arch_of_file(value) if name in _LLAMA_DRAFTS and value else None
+            more = f"; its weights, cells and buffer are about those of arch={draft} with the same flags" if draft else ""
+            unmatched.append(f"{given}: {_LLAMA_UNCOUNTED[name]}{more}")
         elif name in ("fa", "flash-attn") and value in ("0", "off", "disabled"):
             items["fa"] = "0"
             read.append((given, "fa=0"))

@@ -22,7 +22,7 @@ from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import CONTEXTS, contexts_of
 from sizer.serving.architecture import CHUNKED, SLIDING, STATE, Architecture, Layer
 from sizer.serving.flags import check_engine
-from sizer.serving.gguf import BLOCKS, COMPARED, WHOLE_GATES, Tensor, tensors_of, types_of
+from sizer.serving.gguf import BLOCKS, COMPARED, WHOLE_GATES, Tensor, projector_bytes, tensors_of, types_of
 from sizer.serving.levers import Change, Outcome, find_levers
 from sizer.serving.llama_graph import Batch, Block, Latent, State
 from sizer.serving.llama_graph import compute_bytes as graph_bytes
@@ -502,6 +502,9 @@ def _reasons(architecture: Architecture, flags: LlamaFlags) -> Iterator[str]:
     if flags.devices > 1:
         yield f"layers are split among {flags.devices} equal devices (-sm layer); the figures are those of the fullest"
     yield f"the file's tensors, cells and buffers as llama.cpp allocates them; not counted: {NOT_COUNTED}"
+    if size := projector_bytes(architecture):
+        named = "a projector of images or sound (--mmproj, also loaded by -hf)"
+        yield f"not counted: {named}, {size / MIB:,.0f} MiB in 16 bits and its buffer"
     if architecture.model_type not in COMPARED:
         yield f"files of models of type {architecture.model_type} were not compared with llama.cpp, which may not run them"
 

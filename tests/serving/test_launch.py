@@ -180,6 +180,15 @@ def test_flags_without_a_counterpart_are_named():
         ("llama-server -m own.gguf -ngl many", None, "engine=llama.cpp", ("in 16 bits", "-ngl many: not a number")),
         ("llama-cli -c 'unclosed", None, "engine=llama.cpp", ("-c 'unclosed: not a number",)),
         (
+            "llama-server -m Qwen3-8B-Q4_K_M.gguf -md Qwen3-0.6B-Q8_0.gguf",
+            "hf:qwen3-8b",
+            "engine=llama.cpp&weights=q4_k_m",
+            (
+                "-md Qwen3-0.6B-Q8_0.gguf: a draft model is not counted; its weights, cells and buffer are about those of "
+                "arch=hf:qwen3-0.6b",
+            ),
+        ),
+        (
             "llama-server -fa off --swa-full --ctx-sze 8",
             None,
             "engine=llama.cpp&fa=0",

@@ -18,7 +18,7 @@ from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import FILE_TYPES
 from sizer.query.text import format_query, parse_query
 from sizer.serving.architecture import Weight
-from sizer.serving.gguf import COMPARED, USUAL
+from sizer.serving.gguf import COMPARED, USUAL, projector_bytes
 from sizer.serving.llama_cpp import Layout, LlamaFlags
 from tests.serving.logs import architecture_of
 from tests.serving.models import decoder
@@ -140,6 +140,17 @@ def test_types_of_models_that_were_not_compared_are_said():
     served = sizer.estimate("arch=hf:opt-125m&mode=serve&engine=llama.cpp&gpu=t4").serve
     assert "of type opt were not compared with llama.cpp" in served.reasons[1]
     assert len(sizer.estimate(f"{ON_A_LAPTOP}&weights=q4_k_m&max_model_len=8k").serve.reasons) == 1
+
+
+def test_the_projector_of_a_model_is_named_with_its_size():
+    # SigLIP's 27 layers of 1,152 with vectors in 32 bits, the projection to 2,560, and 4,096 positions and patches of 14 x 14 in 32
+    layer = 2 * (4 * 1152**2 + 2 * 1152 * 4304) + 4 * (4 * 1152 + 4304 + 1152 + 4 * 1152)
+    embeddings = 4 * (4096 * 1152 + 1152 * 3 * 14**2 + 1152)
+    found = projector_bytes(architecture_of("gemma-3-4b"))
+    assert found == 27 * layer + embeddings + 4 * 2 * 1152 + 2 * 1152 * 2560 + 4 * 1152
+    served = sizer.estimate("arch=hf:gemma-3-4b&mode=serve&engine=llama.cpp&gpu=t4&max_model_len=8k").serve
+    assert "--mmproj, also loaded by -hf), 812 MiB in 16 bits" in served.reasons[1]
+    assert projector_bytes(architecture_of("llama-3.2-1b")) == 0
 
 
 def test_a_smaller_type_makes_a_smaller_file():
