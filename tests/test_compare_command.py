@@ -176,5 +176,5 @@ def test_bad_questions_are_refused_before_anything_is_traced(compare):
 
 
 def test_flags_need_no_query_before_them():
-    assert with_keys("", {"gpu": "l40s", "seq": None, "batch": (1, 2)}) == "gpu=l40s&batch=1%2C2"
+    assert with_keys("", {"gpu": "l40s", "seq": None, "batch": (1, 2)}) == "gpu=l40s&batch=1,2"
     assert with_keys("resnet50", {"gpu": "l40s"}) == f"{as_query('resnet50')}&gpu=l40s"
