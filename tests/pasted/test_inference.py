@@ -232,13 +232,13 @@ model.encode(sentences, batch_size=64)""",
         (
             """from llama_cpp import Llama
 llm = Llama(model_path="./Qwen3-8B-Q4_K_M.gguf", n_gpu_layers=-1, n_ctx=8192)""",
-            "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=8192&max_num_seqs=1",
+            "arch=hf:qwen3-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=8192&max_num_seqs=1&fa=0",
         ),
         (
             """from ctransformers import AutoModelForCausalLM
 name = "TheBloke/Mistral-7B-v0.1-GGUF"
 llm = AutoModelForCausalLM.from_pretrained(name, model_file="mistral-7b-v0.1.Q4_K_M.gguf", gpu_layers=20)""",
-            "arch=hf:mistral-7b-v0.1&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu_layers=20&max_num_seqs=1&max_model_len=512",
+            "arch=hf:mistral-7b-v0.1&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu_layers=20&max_num_seqs=1&max_model_len=512&fa=0",
         ),
         (
             """from diffusers import StableDiffusionXLPipeline
