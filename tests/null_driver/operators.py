@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 NAMED = "SIZER_OPERATOR_NAMES"  # a variable of the environment: operators to take in place of all
 MODES = ("no_grad", "inference", "backward")
+LATEST = 0.2  # seconds that a sample waits for memory that another thread frees
 # Operators that need a linear-algebra library, draw at random, or whose result's size only a kernel knows.
 # This list may only shrink.
 # fmt: off
@@ -124,6 +126,7 @@ def layout(out: Any) -> list[list[list[int]]]:
 
 def measured(case: Case, mode: str) -> list[Any]:
     """Return the peak bytes and layout of a sample on the device, or the class of the error alone."""
+    free = torch.cuda.memory_allocated()
     try:
         arguments = moved(case, mode)
         torch.cuda.reset_peak_memory_stats()
@@ -135,6 +138,9 @@ def measured(case: Case, mode: str) -> list[Any]:
     finally:
         arguments = out = None
         gc.collect()  # what a cycle holds would be freed during the next sample
+        until = time.monotonic() + LATEST
+        while torch.cuda.memory_allocated() > free and time.monotonic() < until:
+            time.sleep(0.001)  # so would be what autograd's thread frees late, on a busy machine
         torch.cuda.empty_cache()  # new memory holds zeros: code that reads a result finds no leftover of an earlier sample
 
 
