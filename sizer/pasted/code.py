@@ -11,11 +11,12 @@ from typing import Any
 
 CALL = "call."  # the beginning of a line that names the arguments' class
 PROCESSES = "launcher.processes"
+MAX_EXPANDED = 64 * 1024  # characters of a command with the values of its variables
 MAX_CALL, MAX_CALLS = 4_000, 64  # characters of a call, calls of a text; real ones have some hundred, and a dozen
 _PROGRAMS = ("accelerate", "deepspeed", "llamafactory-cli", "python", "python3", "swift", "torchrun", "trl")
 _SHELL = re.compile(rf"\s*(?:!|\$ )?\s*(?:[A-Z_][A-Z0-9_]*=[^\s\\]*[\s\\]+)*(?:uv run\s+)?(?:{'|'.join(_PROGRAMS)})\s")
 _PREAMBLE = re.compile(r"(?:#.*|export\s.*|set\s+-.*|cd\s.*|[A-Za-z_]\w*=[^\s\\]*)?")  # a line before a shell script's command
-_ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=[\"']?([^\s\"'$]+)")
+_ASSIGNMENT = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,60})=[\"']?([^\s\"'$]{1,200})(?=[\s\"']|$)")
 _TRAINERS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "grpo": "GRPO", "rloo": "RLOO", "reward": "Reward"}
 # transformers' example scripts that load another class than the usual one of a model's type (examples/pytorch, 5.24).
 _HEADS = {
@@ -56,7 +57,8 @@ def read_command(text: str) -> dict[str, Any]:
     variables = _ASSIGNMENT.findall(text)[:MAX_CALLS]
     text = _without_preamble(text)
     for name, value in variables:
-        text = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", value.replace("\\", r"\\"), text)
+        whole = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", value.replace("\\", r"\\"), text)
+        text = whole if len(whole) <= MAX_EXPANDED else text
     try:
         words = shlex.split(re.sub(r"[\\^`]\r?\n", " ", text.lstrip(" !$")), comments=True)
     except ValueError:  # a quotation mark that is not closed
