@@ -832,7 +832,7 @@ FORMATS = (
             "gradient_checkpointing": switch(checkpointing=1),
             "optimizer_type": lines.optimizer,
             **dict.fromkeys(("sdpa", "xformers", "network_train_unet_only", "no_half_vae", "num_cpu_threads_per_process"), nothing),
-            **dict.fromkeys(("train_data_dir", "output_name", "save_model_as", "save_every_n_epochs", "network_args"), nothing),
+            **dict.fromkeys(("train_data_dir", "output_name", "save_model_as", "save_every_n_epochs"), nothing),
             **dict.fromkeys(("max_train_steps", "max_train_epochs", "min_snr_gamma", "noise_offset", "clip_skip"), nothing),
             **dict.fromkeys(("shuffle_caption", "keep_tokens", "prior_loss_weight", "save_precision", "unet_lr"), nothing),
             **dict.fromkeys(("text_encoder_lr", "optimizer_args", "dataset_config", "caption_extension"), nothing),

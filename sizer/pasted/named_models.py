@@ -41,6 +41,8 @@ def read_named_model(text: str) -> Question | None:
     for name in ("num_classes", "nb_classes"):
         if isinstance(classes := made.given.get(name), int) and classes > 0:
             draft.take(f"{name}={classes}", classes=classes)
+        elif name in made.unread:
+            draft.unmatched.append(f"{name}: its value is not in the text")
     _take_sizes(draft, text)
     if trains is not None:
         _take_optimizer(draft, text)
@@ -87,9 +89,11 @@ def _take_optimizer(draft: Draft, text: str) -> None:
     for call in islice(calls_in(text, _OPTIMIZER), 1):
         name = call.name.rpartition(".")[2]
         if name == "SGD":
-            draft.take("optimizer: SGD", optimizer="sgd-momentum" if call.given.get("momentum") else "sgd")
+            plain = call.given.get("momentum", 0) == 0  # None is a value that is not in the text, such as args.momentum
+            draft.take("optimizer: SGD", optimizer="sgd" if plain else "sgd-momentum")
         elif not lines.optimizer(draft, "optimizer", name):
             draft.unmatched.append(f"optimizer: {name}")
+    draft.assume("the code names no optimizer that is counted", optimizer="adamw")
 
 
 def _take_precision(draft: Draft, text: str, trains: bool) -> None:

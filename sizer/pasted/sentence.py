@@ -37,7 +37,8 @@ _LORA = {"mode": "training", "train": "adapter"}
 _TASKS: tuple[tuple[str, dict[str, str]], ...] = (  # the first one that names a mode decides
     (r"\b(?:dpo|kto|orpo|grpo)\b", {"mode": "training", "objective": ""}),
     (r"\bqlora\b", _LORA | {"weights": "nf4"}),
-    (r"\bd?o?lora\b", _LORA),
+    (r"\bdora\b", _LORA | {"adapter": "dora"}),
+    (r"\blora\b", _LORA),
     (r"\bfull(?:y)? (?:parameters? )?fine ?tun\w+\b", {"mode": "training", "train": "all"}),
     (r"\b(?:fine ?tun\w+|sft|(?:continued )?pre ?train\w*|train\w*)\b", {"mode": "training"}),
     (r"\bsglang\b", {"mode": "serve", "engine": "sglang"}),
@@ -119,12 +120,11 @@ does doing edition embedding embeddings enough ever everything fit fits flash fo
 generation get getting gives go going good google got gpu gpus graphics had has have hello help hey hf hi hopper host how
 huggingface i if imagenet in inference instruct into is it it's its just kaggle know language large like llm load local
 locally long low many max maximum me memory min minimum model models more much my myself need needed needs new no not now
-nvidia nvlink of on one only or our out parameter parameters params pc pcie per please possible precision pytorch quantised
-quantization quantized question ram require required requirement requirements requires rig run running runs same scratch
-sdpa server setup should single size so some someone something squad sxm sxm4 sxm5 t take tesla text than thank thanks that
-the their them then there these they think this to tokens total transcribe transcription transformers try trying up usage
-use used using v vram want was we weights what when where which while who will with within without work works workstation
-would you your
+nvidia nvlink of on one only or our out parameter parameters params pc pcie per please possible precision pytorch question
+ram require required requirement requirements requires rig run running runs same scratch sdpa server setup should single
+size so some someone something squad sxm sxm4 sxm5 t take tesla text than thank thanks that the their them then there these
+they think this to tokens total transcribe transcription transformers try trying up usage use used using v vram want was we
+weights what when where which while who will with within without work works workstation would you your
 """  # for memory
 _FILLERS = frozenset(_WITHOUT_MEANING.split())
 
@@ -262,6 +262,8 @@ def _take_layout(draft: Draft, words: Words, *, ollama: bool) -> None:
         draft.take(bits[0], weights=SERVED[name] if mode == "serve" else name)
         if mode == "training":
             draft.take(bits[0], train="adapter")
+    if "weights" in draft.items:
+        words.take(r"\bquanti[sz]\w*\b")  # else it is named: the layout is not said
     if ollama:
         draft.assume(SMALL_CONTEXT, max_model_len=CONTEXT)
 

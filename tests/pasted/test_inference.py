@@ -309,3 +309,12 @@ def test_transformers_server_answers_one_request():
     assert (found.items["arch"], found.items["dtype"], found.items["attention"]) == ("hf:qwen3-8b", "float16", "eager")
     found = read_question("transformers serve --attn-implementation other", None)
     assert ("arch" in found.items, found.unmatched) == (False, ("--attn-implementation other",))
+
+
+def test_what_code_of_vision_does_not_say_is_named():
+    code = "import torchvision\nm = torchvision.models.resnet18(num_classes=n)\nopt = torch.optim.SGD(p, momentum=args.m)"
+    found = read_question(code, None)
+    assert found.items["optimizer"] == "sgd-momentum"
+    assert found.unmatched == ("num_classes: its value is not in the text",)
+    found = read_question("import torchvision\nm = torchvision.models.resnet18()\nloss.backward()", None)
+    assert any(line.startswith("optimizer=adamw: ") for line in found.assumed)

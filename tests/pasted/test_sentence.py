@@ -65,6 +65,9 @@ QUESTIONS = {
     "llama-3.1-8b 128k context fp8 kv cache vllm l40s 16 concurrent users": (
         "arch=hf:llama-3.1-8b&mode=serve&kv=fp8&gpu=l40s&want=16x128k"
     ),
+    "dora of qwen3 8b quantized to 4 bit on a 4090": (
+        "arch=hf:qwen3-8b&mode=training&train=adapter&adapter=dora&weights=nf4&gpu=rtx-4090&dtype=bfloat16"
+    ),
     "AWQ llama 3 70b tensor parallel 2 a100 40gb": "arch=hf:llama-3-70b&mode=serve&weights=awq&gpu=a100-40gb&tp=2",
     "Qwen3-30B-A3B GGUF Q4_K_M on RTX 3060 12 GB with experts on the CPU": (
         "arch=hf:qwen3-30b-a3b&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu=rtx-3060-12gb&cpu_moe=1000"
@@ -132,6 +135,7 @@ def test_of_several_sizes_one_is_assumed_by_name():
         ("run qwen2.5-vl-7b with 1024x768 on an l4", "1024x768: the model's own size of images is taken"),
         ("run qwen2.5-vl-7b with 1080p videos on an l4", "1080p videos: not understood"),
         ("train llama-3.1-8b and serve it on an l4", "serve: the question is about training"),
+        ("run llama-3.1-8b quantized on an l4", "quantized: not understood"),
     ],
 )
 def test_what_the_task_has_no_key_for_is_said(text, words):
