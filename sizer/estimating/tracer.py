@@ -187,7 +187,7 @@ class Tracer:
 
     def traces(self, dtype: str, batches: Collection[int]) -> Iterator[Traced]:
         """Yield partial results of `trace`, one per batch size in the given order, if each is traced separately."""
-        if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
+        if dtype == "float16" and self._may_stand_in() and (stand_in := self._stand_in(batches)) is not None:
             yield stand_in
             return
         known = self._tapes.find(dtype)
@@ -203,8 +203,10 @@ class Tracer:
 
         None if something is cached, or it cannot be traced there. With `ends` it probably is the only trace.
         """
-        if dtype == "float16" or self.counted.smallest > batch or self._tapes.find(dtype) is not None:
-            return None  # float16 may have bfloat16's tapes
+        if self.counted.smallest > batch or self._tapes.find(dtype) is not None:
+            return None
+        if dtype == "float16" and self._may_stand_in():
+            return None
         if (alone := self._tapes.find(dtype, at_batch=batch)) is not None and not alone.failure:
             return self._tapes.sized(alone)
         device = self.device(shared=True)
@@ -483,11 +485,16 @@ class Tracer:
             return "the loss has more chunks with more tokens"
         return ""
 
-    def _stand_in(self, batches: Collection[int]) -> Traced | None:
-        """Return bfloat16's tapes if float16 takes the same kernels: tensor cores treat both alike since capability 8.0."""
+    def _may_stand_in(self) -> bool:
+        """Return whether bfloat16 has tapes, or will have, that float16 may share.
+
+        Tensor cores treat both alike since capability 8.0.
+        """
         modern = self.gpu.backend == "cuda" and self.gpu.capability is not None and self.gpu.capability >= (8, 0)
-        if not modern or ("bfloat16" not in self.request.dtypes and self._tapes.find("bfloat16") is None):
-            return None
+        return modern and ("bfloat16" in self.request.dtypes or self._tapes.find("bfloat16") is not None)
+
+    def _stand_in(self, batches: Collection[int]) -> Traced | None:
+        """Return bfloat16's tapes if float16 takes the same kernels."""
         brain = self.trace("bfloat16", batches)
         if not brain.family.lines or brain.halves_differ:
             return None

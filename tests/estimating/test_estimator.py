@@ -266,6 +266,15 @@ def test_no_batch_size_is_traced_twice() -> None:
     assert [text for text in told if "tracing" in text] == [f"tracing float32 at batch {n}" for n in (1, 2, 3, 5)]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_first_trace_answers_a_batch_of_one_in_any_dtype(dtype: str) -> None:
+    told: list[str] = []
+    reports = Estimator(parse_query(f"arch=hf:gpt2&seq=32&dtype={dtype}&batch=1,2"), progress=told.append).reports()
+    first = next(report for report in reports if report.estimates)
+    assert [(row.dtype, row.batch) for row in first.estimates] == [(dtype, 1)]
+    assert [line for line in told if line.startswith("tracing ")] == [f"tracing {dtype} at batch 1"]
+
+
 def test_the_first_trace_of_a_generation_answers_its_smallest_batch_size_and_checks_the_line() -> None:
     told: list[str] = []
     query = parse_query("arch=hf:gpt2&mode=generate&seq=16&new=4&batch=8,32&dtype=float32")
