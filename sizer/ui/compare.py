@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -32,7 +33,7 @@ from sizer.ui.focus import PeakKind, ask_peak_kind
 from sizer.ui.page_cache import drawn_once
 from sizer.ui.question_words import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
-from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Watch, hold_jobs
+from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Growth, Watch, hold_jobs
 from sizer.ui.turns import give_back
 
 ENDED = "compared_answers"  # session state: by query, the answers that have ended
@@ -111,7 +112,8 @@ def _wait(running: Mapping[str, Answer], count: int) -> None:
             line = st.empty()
         give_back()
         share, watches = POLL_SECONDS / len(running), {query: Watch() for query in running}
-        while not any(job.waited(share) or job.parts != running[query].parts for query, job in jobs.items()):
+        growths = {query: Growth(answer, time.monotonic()) for query, answer in running.items()}
+        while not any(job.waited(share) or growths[query].is_due() for query, job in jobs.items()):
             said = ((job.progress or "waiting") + watches[query].stalled(job) for query, job in jobs.items())
             progress = ", ".join(dict.fromkeys(said))
             line.text(f"{count - len(running)} of {pluralize(count, 'question')} · {progress}")

@@ -31,6 +31,7 @@ AT_ONCE_SECONDS = 0.15  # faster figures need no greyed-out answer
 POLL_SECONDS = 0.2  # between two looks at the requests of a waiting page's browser
 LONGEST_SILENCE_SECONDS = 2.0  # between two progress messages: in a crowd they take more time than the drawing
 REDRAW_SECONDS = 1.0  # between two drawings of a growing answer
+SETTLE_SECONDS = 0.5  # from a part to its drawing: the first figures, or the end, often follow sooner
 MODELS_SECONDS = 20.0
 STALLED_SECONDS = 30.0  # without progress, after which the page says what it waits for
 REPORTED = "reported"  # session state: the last query and its report
@@ -238,8 +239,8 @@ def _follow(answer: Answer) -> None:
         give_back()
         watch = Watch()
         drawn = said = time.monotonic()
-        more = partial(_has_more, answer, drawn)
-        while not job.waited(POLL_SECONDS, more) and not more():
+        growth = Growth(answer, drawn)
+        while not job.waited(POLL_SECONDS, growth.is_due) and not growth.is_due():
             if time.monotonic() - said < _silence_seconds(drawn):
                 st.session_state.get(BEGAN)  # Streamlit ends this run here, if a newer run waits or the page was closed
                 continue
@@ -255,12 +256,24 @@ def _silence_seconds(since: float) -> float:
     return min((time.monotonic() - since) / 10, LONGEST_SILENCE_SECONDS)
 
 
-def _has_more(answer: Answer, drawn: float) -> bool:
-    """Return True if the page should be redrawn: at once for the first figures, after REDRAW_SECONDS for later ones."""
-    if answer.job is None or answer.job.parts == answer.parts:
-        return False
-    first = not (answer.report is not None and answer.report.estimates) and _has_figures(answer.job)
-    return first or time.monotonic() - drawn >= REDRAW_SECONDS
+class Growth:
+    """Detector of new parts of an answer that was drawn at a time of `time.monotonic`."""
+
+    def __init__(self, answer: Answer, drawn: float) -> None:
+        self._answer, self._drawn = answer, drawn
+        self._came: float | None = None  # when a part was seen that is not drawn
+
+    def is_due(self) -> bool:
+        """Return True if the page should be redrawn: at once for the first figures, later for other parts."""
+        job, report = self._answer.job, self._answer.report
+        if job is None or job.parts == self._answer.parts:
+            return False
+        if not (report is not None and report.estimates) and _has_figures(job):
+            return True
+        now = time.monotonic()
+        if self._came is None:
+            self._came = now
+        return now - self._drawn >= REDRAW_SECONDS and now - self._came >= SETTLE_SECONDS
 
 
 def _has_figures(job: Job) -> bool:

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 from streamlit.runtime.scriptrunner import RerunData, RerunException, StopException
 
+from sizer.query.text import parse_query
 from sizer.service.fair_queue import Visitor
 from sizer.ui import service
 from tests.ui.clients import ScriptedClient, ScriptedJob
@@ -24,16 +25,35 @@ def test_job_is_given_up_at_once_where_its_reader_has_gone(ending, given_up):
     assert [(job.cancelled, job.left) for job in jobs] == [(given_up, True)] * 2
 
 
-@pytest.mark.parametrize(("seconds", "redrawn"), [(0.2, False), (1.2, True)])
-def test_a_page_is_drawn_again_for_a_part_of_its_answer_once_a_second(monkeypatch, seconds, redrawn):
-    now = [100.0]
-    monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
+@pytest.fixture
+def now(monkeypatch):
+    """The time that the page's clock shows, in a list."""
+    shown = [100.0]
+    monkeypatch.setattr(service.time, "monotonic", lambda: shown[0])
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("comes", "settled", "redrawn"),
+    [(0.2, 0.3, False), (0.2, 1.0, True), (1.2, 0.2, False), (1.2, 0.6, True)],
+    ids=["just drawn", "a second after", "just there", "half a second there"],
+)
+def test_a_page_is_drawn_again_for_a_part_of_its_answer_once_a_second(now, comes, settled, redrawn):
     job = ScriptedJob(dict)
-    answer = service.Answer(query="asked", job=job)
-    now[0] += seconds
-    assert not service._has_more(answer, 100.0)
+    growth = service.Growth(service.Answer(query="asked", job=job), now[0])
+    now[0] += comes
+    assert not growth.is_due()
     job.parts = 1
-    assert service._has_more(answer, 100.0) is redrawn
+    assert not growth.is_due()
+    now[0] += settled
+    assert growth.is_due() is redrawn
+
+
+def test_first_figures_are_drawn_at_once(now):
+    job = ScriptedJob(dict)
+    growth = service.Growth(service.Answer(query="asked", job=job), now[0])
+    job.parts, job.partial = 1, report_for(parse_query("arch=torchvision:resnet18"))
+    assert growth.is_due()
 
 
 @pytest.mark.parametrize(("known", "waits"), [(False, True), (True, False)])
