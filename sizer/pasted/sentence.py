@@ -17,7 +17,7 @@ from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import FILE_TYPES, LAYOUTS
 from sizer.pasted.ollama import CONTEXT, SMALL_CONTEXT, USUAL_FILE, find_named, read_modelfile
 from sizer.pasted.question import Draft, Question
-from sizer.pasted.words import Name, Words, find_device, find_model, find_size
+from sizer.pasted.words import SIZED, Name, Words, find_device, find_model, find_size
 
 MAX_CHARACTERS = 400
 BFLOAT16_SINCE = (8, 0)  # compute capability of the first devices that multiply matrices in bfloat16
@@ -40,7 +40,7 @@ _TASKS: tuple[tuple[str, dict[str, str]], ...] = (  # the first one that names a
     (r"\bdora\b", _LORA | {"adapter": "dora"}),
     (r"\blora\b", _LORA),
     (r"\bfull(?:y)? (?:parameters? )?fine ?tun\w+\b", {"mode": "training", "train": "all"}),
-    (r"\b(?:fine ?tun\w+|sft|(?:continued )?pre ?train\w*|train\w*)\b", {"mode": "training"}),
+    (r"\b(?:dreambooth|fine ?tun\w+|sft|(?:continued )?pre ?train\w*|train\w*)\b", {"mode": "training"}),
     (r"\bsglang\b", {"mode": "serve", "engine": "sglang"}),
     (r"\b(?:llama\.cpp|llamacpp|gguf|ollama|lm studio)\b", {"mode": "serve", "engine": "llama.cpp"}),
     (r"\b(?:vllm|serv(?:e|ed|es|er|ers|ing))\b", {"mode": "serve"}),
@@ -77,12 +77,16 @@ _DTYPES = (
     ("float32", r"\b(?:fp32|float32)\b"),
 )
 _MIXED = r"\b(?:automatic )?mixed precision\b|\bamp\b|\bautocast\b"
-_SIGNS = (_RUNS, _FILES, _LAYOUTS, _BITS, _COUNT, _USERS, _MAC, _MEMORY)  # of a question about memory
+_VIDEO = {"480p": "480x832", "720p": "720x1280"}  # height x width of a video, as its models are trained
+# Of a question about memory.
+_SIGNS = (_RUNS, _FILES, _LAYOUTS, _BITS, _COUNT, _MAC, _MEMORY, _MIXED, *_SIZES.values(), *(pattern for _, pattern in _DTYPES))
 # Words of training: the keys of each. A number in the words is the value of an empty one.
 _OPTIONS: tuple[tuple[str, dict[str, str]], ...] = (
-    (r"\b(?:gradient|activation|grad) checkpoint\w*\b", {"checkpointing": "1"}),
+    (r"\b(?:no|without|disabled?)(?: any)? (?:(?:gradient|activation|grad) )?checkpointing\b", {"checkpointing": "0"}),
+    (r"\b(?:gradient|activation|grad) checkpoint\w*\b|\bcheckpointing\b", {"checkpointing": "1"}),
     (r"\b(?:rank|r)(?: of)? ([0-9]{1,4})\b", {"r": ""}),
     (r"\balpha(?: of)? ([0-9]{1,5})\b", {"alpha": ""}),
+    (r"\b(?:all linear(?: layers?| modules?)?|all layers)\b", {"targets": "all-linear"}),
     (r"\b(?:grad\w* )?accum\w*(?: steps?)?(?: of)? ([0-9]{1,5})\b", {"accumulate": ""}),
     (r"\b([0-9]{1,5}) (?:grad\w* )?accum\w*(?: steps?)?\b", {"accumulate": ""}),
     (r"\bliger\b(?: kernels?)?", {"liger": "1", "loss": "liger"}),
@@ -120,7 +124,7 @@ does doing edition embedding embeddings enough ever everything fit fits flash fo
 generation get getting gives go going good google got gpu gpus graphics had has have hello help hey hf hi hopper host how
 huggingface i if imagenet in inference instruct into is it it's its just kaggle know language large like llm load local
 locally long low many max maximum me memory min minimum model models more much my myself need needed needs new no not now
-nvidia nvlink of on one only or our out parameter parameters params pc pcie per please possible precision pytorch question
+nvidia nvlink of on one only or our out parameter parameters params pc pcie per please possible precision pytorch qat question
 ram require required requirement requirements requires rig run running runs same scratch sdpa server setup should single
 size so some someone something squad sxm sxm4 sxm5 t take tesla text than thank thanks that the their them then there these
 they think this to tokens total transcribe transcription transformers try trying up usage use used using v vram want was we
@@ -149,14 +153,18 @@ def read_sentence(text: str) -> Question | None:
     if model is not None:
         _take_model(draft, words, model)
     tasks = [("ollama", {"mode": "serve", "engine": "llama.cpp"})] if ollama else _tasks(words)
+    if "diffusers:" in draft.items.get("arch", ""):
+        draft.unmatched += [f"{given}: not counted for pipelines" for given, items in tasks if items["mode"] == "serve"]
+        tasks = [(given, items) for given, items in tasks if items["mode"] != "serve"]
     on_host = words.take(_EXPERTS), words.take(_OFFLOAD)  # the host's processor is no device then
     device = find_device(words)
-    if model is None and not ollama and (tasks or device):
-        todo = "name it as `sizer models` does, as org/name, or paste its config.json"
+    signs = any(re.search(pattern, words.text) for pattern in _SIGNS)
+    if model is None and not ollama and (tasks or device or signs or SIZED.search(words.text)):
+        todo = "name it as `sizer models` does, as org/name, or paste its config.json; `sizer run` takes a script of any model"
         given = quote(text.strip(), 80)
         raise ConfigError("no known model is in this question", given=given, allowed="a model by its name", todo=todo)
     elsewhere = [(asked[0], todo) for pattern, todo in _ELSEWHERE if (asked := words.take(pattern)) is not None]
-    if model is None or not (tasks or device or elsewhere or any(re.search(pattern, words.text) for pattern in _SIGNS)):
+    if model is None or not (tasks or device or elsewhere or signs):
         return None
     draft.unmatched += [f"{asked}: {todo}" for asked, todo in elsewhere]
     for given, items in tasks:
@@ -219,6 +227,8 @@ def _take_layout(draft: Draft, words: Words, *, ollama: bool) -> None:
     """Note the layout of weights and cache, and the task if no word names it: what reads such a layout, else PyTorch."""
     arch, kv, file_type = draft.items["arch"], words.take(_KV), words.take(_FILES)
     layout, bits = words.take(_LAYOUTS), words.take(_BITS)
+    if arch.startswith("diffusers:"):
+        return _take_parts_layout(draft, file_type or layout, bits)
     kept = layout is not None and layout[0] == "mxfp4" and "gpt-oss" in arch  # the checkpoint is in MXFP4
     if "mode" not in draft.items:
         only_served = layout is not None and layout[0].split()[0] != "fp8" and not kept
@@ -268,6 +278,18 @@ def _take_layout(draft: Draft, words: Words, *, ollama: bool) -> None:
         draft.assume(SMALL_CONTEXT, max_model_len=CONTEXT)
 
 
+def _take_parts_layout(draft: Draft, layout: re.Match[str] | None, bits: re.Match[str] | None) -> None:
+    """Note the layout of a pipeline's denoiser."""
+    if "mode" not in draft.items:
+        draft.assume("one call of the pipeline", mode="inference", batch=1)
+    if layout is not None and layout[0].split()[0] == "fp8" and draft.items["mode"] == "inference":
+        draft.take(layout[0], weights="fp8-cast")
+    elif layout is not None:
+        draft.unmatched.append(f"{layout[0]}: not counted for pipelines; nf4 and int8 are")
+    elif bits is not None and "weights" not in draft.items:
+        draft.take(bits[0], weights={"4": "nf4", "8": "int8"}[bits[1] or bits[2]])
+
+
 def _take_device(draft: Draft, words: Words) -> None:
     """Note the device, and how many of it. A device without a name is one of its memory."""
     split, counted, mac = words.take(_SPLIT), words.take(_COUNT), words.take(_MAC)
@@ -307,11 +329,12 @@ def _take_device(draft: Draft, words: Words) -> None:
         draft.drop("mode", "batch", "weights", "engine")
         file_type = FILES.get(weights or "", "q4_k_m")
         draft.assume("llama.cpp, which runs on a Mac", mode="serve", engine="llama.cpp", weights=file_type)
-    _take_number(draft, number if split is None else int(split[1]), given, split)
+    named = re.search(r"\b(?:ddp|data parallel|fsdp2?|zero ?(?:stage )?1)\b", words.text) is not None
+    _take_number(draft, number if split is None else int(split[1]), given, split, named=named)
 
 
-def _take_number(draft: Draft, number: int, given: str, split: re.Match[str] | None) -> None:
-    """Note several devices, and what splits the model over them."""
+def _take_number(draft: Draft, number: int, given: str, split: re.Match[str] | None, *, named: bool) -> None:
+    """Note several devices, and what splits the model over them, which may be `named` in the text."""
     mode = draft.items["mode"]
     if number < 2:
         return
@@ -322,6 +345,8 @@ def _take_number(draft: Draft, number: int, given: str, split: re.Match[str] | N
         draft.take(text, tp=number)
     elif mode == "training":
         draft.take(text, parallel="fsdp", ranks=number)
+        if not named:
+            _assume_parallel(draft)
     elif mode == "generate":
         weights = draft.items.get("weights")
         draft.drop("mode", "batch", "weights")
@@ -335,6 +360,19 @@ def _take_number(draft: Draft, number: int, given: str, split: re.Match[str] | N
             draft.assume("as asked", weights=weights)
     else:
         draft.unmatched.append(f"{text}: one device is counted")
+
+
+def _assume_parallel(draft: Draft) -> None:
+    """Assume how a training uses several devices."""
+    items = draft.items
+    if items["arch"].startswith(("torchvision:", "timm:")):
+        why, parallel = "the usual way of models of images", "ddp"
+    elif "weights" in items:
+        why, parallel = "each device has all quantized weights", "ddp"
+    else:
+        why, parallel = "weights, gradients and states are split; DDP keeps all on each device", "fsdp"
+    draft.drop("parallel")
+    draft.assume(why, parallel=parallel)
 
 
 def _take_sizes(draft: Draft, words: Words, sizes: Mapping[str, re.Match[str] | None]) -> None:
@@ -363,10 +401,14 @@ def _take_sizes(draft: Draft, words: Words, sizes: Mapping[str, re.Match[str] | 
         draft.take(size[0], image=f"{size[2]}x{size[1]}")
     elif size is not None:
         draft.unmatched.append(f"{size[0]}: the model's own size of images is taken")
-    if pictures and (side := words.take(r"\b([0-9]{2,4}) ?(?:px|pixels?|resolution)\b|\b(?:resolution|size) ([0-9]{2,4})\b")):
+    if pictures and (side := words.take(r"\b([0-9]{2,4}) ?(?:px|pixels?|resolution)\b|\b(?:resolution|size|at) ([0-9]{3,4})\b")):
         draft.take(side[0], image=side[1] or side[2])
     if arch.startswith("diffusers:") and (frames := words.take(r"\b([0-9]{1,4}) frames\b")):
         draft.take(frames[0], frames=frames[1])
+    if arch.startswith("diffusers:") and (lines := words.take(r"\b(?:480|720)p\b")):
+        draft.take(lines[0], image=_VIDEO[lines[0]])
+    if draft.items.get("objective") == "grpo" and (group := words.take(r"\b([0-9]{1,3}) (?:generations?|completions?)\b")):
+        draft.take(group[0], group=group[1])
 
 
 def _take_options(draft: Draft, words: Words) -> None:
@@ -379,6 +421,9 @@ def _take_options(draft: Draft, words: Words) -> None:
     for pattern, items in (*(_OPTIONS if mode == "training" else ()), *(_ANYWHERE if mode != "serve" else ())):
         if (found := words.take(pattern)) is not None:
             draft.take(found[0], **{key: value or found[1] for key, value in items.items()})
+    items = draft.items
+    if items.get("train") == "adapter" and "weights" in items and not items["arch"].startswith("diffusers:"):
+        draft.assume("prepare_model_for_kbit_training of PEFT switches it on", checkpointing=items.get("checkpointing", 1))
 
 
 def _take_host(draft: Draft, experts: re.Match[str] | None, offload: re.Match[str] | None) -> None:

@@ -26,8 +26,10 @@ _TIMES = re.compile(r"\b([1-9][0-9]?)(?:x ?| x )(?=[a-wyz][a-z]*[0-9 ]|[0-9]{4}\
 WHOLE, PARTS, BEGINNING = 2, 1, 0  # ranks of what a phrase is of a model's name
 # Beginnings of names that are words of other texts, too.
 _COMMON = ("all", "depth", "nvidia", "sam", "stable", "time", "vision")
-_SIZED = re.compile(r"\b([0-9]{1,3}(?:\.[0-9])?b)\b")
-_SIZED_LATER = re.compile(r" (?:[a-z]+ ){0,2}[0-9]{1,3}(?:\.[0-9])?b\b")  # of a name whose first words alone are known
+SIZED = re.compile(r"\b([0-9]{1,3}(?:\.[0-9])?b)\b")
+_SIZED_LATER = re.compile(  # of a name whose first words alone are known
+    r" (?:[a-z]+ |[0-9.]+ ){0,2}[0-9]{1,3}(?:\.[0-9])?b\b| (?:tiny|mini|nano|small|medium|base|large|huge|giant|x{1,2}l)\b"
+)
 _SERIES = ("rtx-", "gtx-", "rx-", "quadro-", "radeon-pro-")
 
 
@@ -85,7 +87,7 @@ def find_model(words: Words) -> Name | None:
         (len(letters(words.text[start:end])), rank, start, end, archs)
         for start, end in words.spans(LONGEST_NAME)
         for rank, archs in _called(words.text[start:end])
-        if rank > BEGINNING or not _SIZED_LATER.match(words.text, end)
+        if rank == WHOLE or (rank == PARTS and " " in words.text[start:end]) or not _SIZED_LATER.match(words.text, end)
     ]
     if not found:
         return None
@@ -95,7 +97,7 @@ def find_model(words: Words) -> Name | None:
 
 def find_size(words: Words) -> Name | None:
     """Return the first language model of the catalogue with a number of parameters such as 70b; None without one."""
-    found = _SIZED.search(words.text)
+    found = SIZED.search(words.text)
     if found is None:
         return None
     known = [f"hf:{one.key}" for one in list_presets() if one.key.endswith(f"-{found[1]}") and one.modality == "text"]
@@ -137,7 +139,7 @@ def _called(text: str) -> Iterator[tuple[int, Sequence[str]]]:
     names = _named().get(parts[0], ())
     found = [(len(name) - len(parts), arch) for name, arch in names if _is_within(parts, name)]
     rank = PARTS if len(parts) > 1 else BEGINNING
-    if not found and _SIZED.search(text, text.rfind(" ") + 1):  # a further word before the size: a model trained anew
+    if not found and SIZED.search(text, text.rfind(" ") + 1):  # a further word before the size: a model trained anew
         found = [(0, arch) for name, arch in names if len(parts) - len(name) == 1 and _is_within(name, parts)]
     if found:
         yield rank, list(dict.fromkeys(arch for _, arch in sorted(found, key=lambda one: one[0])))

@@ -13,7 +13,7 @@ from sizer.query.text import parse_query
 QUESTIONS = {
     "can I run qwen3 32b on a 3090": "arch=hf:qwen3-32b&mode=generate&batch=1&gpu=rtx-3090&dtype=bfloat16",
     "Can I fine-tune Llama 3.1 8B with QLoRA on a 4090 with 4k context and batch size 2?": (
-        "arch=hf:llama-3.1-8b&mode=training&train=adapter&weights=nf4&gpu=rtx-4090&seq=4k&batch=2&dtype=bfloat16"
+        "arch=hf:llama-3.1-8b&mode=training&train=adapter&weights=nf4&gpu=rtx-4090&seq=4k&batch=2&checkpointing=1&dtype=bfloat16"
     ),
     "serve Qwen3-8B for 32 users with 8k tokens on 2x L40S": "arch=hf:qwen3-8b&mode=serve&gpu=l40s&tp=2&want=32x8k",
     "run deepseek r1 distill llama 70b in vllm on 4 a100 80gb": (
@@ -23,9 +23,9 @@ QUESTIONS = {
         "arch=hf:gemma-3-27b&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu=custom:24GiB@8.9"
     ),
     "lora finetune mistral 7b v0.3 on t4 in 8-bit": (
-        "arch=hf:mistral-7b-v0.3&mode=training&train=adapter&weights=int8&gpu=t4&dtype=float16"
+        "arch=hf:mistral-7b-v0.3&mode=training&train=adapter&weights=int8&gpu=t4&checkpointing=1&dtype=float16"
     ),
-    "train gpt2 on eight H100s in bf16": "arch=hf:gpt2&mode=training&gpu=h100-80gb&parallel=fsdp&ranks=8&dtype=bfloat16",
+    "train gpt2 on eight H100s in bf16": "arch=hf:gpt2&mode=training&gpu=h100-80gb&ranks=8&parallel=fsdp&dtype=bfloat16",
     "serve mixtral 8x7b in 4 bits on an a100 80gb": "arch=hf:mixtral-8x7b&mode=serve&weights=awq&gpu=a100-80gb",
     "resnet50 on a t4": "arch=torchvision:resnet50&mode=inference&batch=1&gpu=t4",
     "how much vram does bert-base-uncased need": "arch=hf:bert-base-uncased&mode=inference&batch=1&dtype=bfloat16",
@@ -66,7 +66,7 @@ QUESTIONS = {
         "arch=hf:llama-3.1-8b&mode=serve&kv=fp8&gpu=l40s&want=16x128k"
     ),
     "dora of qwen3 8b quantized to 4 bit on a 4090": (
-        "arch=hf:qwen3-8b&mode=training&train=adapter&adapter=dora&weights=nf4&gpu=rtx-4090&dtype=bfloat16"
+        "arch=hf:qwen3-8b&mode=training&train=adapter&adapter=dora&weights=nf4&gpu=rtx-4090&checkpointing=1&dtype=bfloat16"
     ),
     "AWQ llama 3 70b tensor parallel 2 a100 40gb": "arch=hf:llama-3-70b&mode=serve&weights=awq&gpu=a100-40gb&tp=2",
     "Qwen3-30B-A3B GGUF Q4_K_M on RTX 3060 12 GB with experts on the CPU": (
@@ -96,6 +96,37 @@ QUESTIONS = {
     ),
     "ollama run llama3.1:8b": "arch=hf:llama-3.1-8b&mode=serve&engine=llama.cpp&weights=q4_k_m&max_model_len=4096",
     "$ ollama pull qwen3:30b-a3b-q8_0": "arch=hf:qwen3-30b-a3b&mode=serve&engine=llama.cpp&weights=q8_0&max_model_len=4096",
+    "qlora of llama 3 8b without gradient checkpointing, seq 8192": (
+        "arch=hf:llama-3-8b&mode=training&train=adapter&weights=nf4&seq=8192&checkpointing=0&dtype=bfloat16"
+    ),
+    "how much vram to run flux schnell at 768x512 in fp8": (
+        "arch=diffusers:flux.1-schnell&mode=inference&batch=1&weights=fp8-cast&image=512x768&dtype=bfloat16"
+    ),
+    "flux dev in 4 bit on a 3060": (
+        "arch=diffusers:flux.1-dev&mode=inference&batch=1&weights=nf4&gpu=rtx-3060-12gb&dtype=bfloat16"
+    ),
+    "train resnet50 on 8 V100 32gb": "arch=torchvision:resnet50&mode=training&gpu=v100-32gb&ranks=8&parallel=ddp",
+    "qlora of llama 3 8b on 2x 3090": (
+        "arch=hf:llama-3-8b&mode=training&train=adapter&weights=nf4&gpu=rtx-3090&ranks=2&parallel=ddp&checkpointing=1&dtype=bfloat16"
+    ),
+    "fine-tune llama 3 8b on 4 a100 80gb, ddp": (
+        "arch=hf:llama-3-8b&mode=training&gpu=a100-80gb&parallel=ddp&ranks=4&dtype=bfloat16"
+    ),
+    "bert-base sequence classification batch 32 512 tokens fp16": (
+        "arch=hf:bert-base-uncased&mode=inference&batch=32&seq=512&head=AutoModelForSequenceClassification&dtype=float16"
+    ),
+    "wan 2.2 14b 81 frames 720p on 4090": (
+        "arch=diffusers:wan2.2-i2v-a14b&mode=inference&batch=1&gpu=rtx-4090&frames=81&image=720x1280&dtype=bfloat16"
+    ),
+    "sdxl lora training at 1024": "arch=diffusers:sdxl&mode=training&train=adapter&image=1024&dtype=bfloat16",
+    "sd 1.5 dreambooth on 8gb": "arch=diffusers:sd1.5&mode=training&gpu=custom:8GiB@8.9&dtype=bfloat16",
+    "grpo qwen2.5 3b lora on a 4090 with 4 generations": (
+        "arch=hf:qwen2.5-3b&mode=training&objective=grpo&train=adapter&gpu=rtx-4090&group=4&dtype=bfloat16"
+    ),
+    "llama 3 8b lora rank 64 all linear layers": (
+        "arch=hf:llama-3-8b&mode=training&train=adapter&r=64&targets=all-linear&dtype=bfloat16"
+    ),
+    "run gemma-3-27b-it-qat-q4_0-gguf": "arch=hf:gemma-3-27b&mode=serve&engine=llama.cpp&weights=q4_0",
     "ollama run gpt-oss:20b": "arch=hf:gpt-oss-20b&mode=serve&engine=llama.cpp&max_model_len=4096",
 }
 
@@ -109,6 +140,19 @@ def test_a_question_in_words_is_read(text):
     assert question.unmatched == ()
     shown = "&".join([*(line.means for line in question.read), *question.assumed])
     assert all(f"{key}={value}" in shown for key, value in question.items.items())  # nothing is taken in silence
+
+
+@pytest.mark.parametrize("layout", [["q4_0"], ["awq"], ["gguf", "q8"]])
+def test_a_layout_that_pipelines_do_not_have_is_named(layout):
+    question = read_question(f"flux dev {' '.join(layout)} on a 3060", None)
+    assert (question.items["mode"], question.items.get("weights")) == ("inference", None)
+    assert [line.partition(":")[0] for line in question.unmatched] == layout
+
+
+@pytest.mark.parametrize("text", ["llava 1.6 34b on 2 a6000", "t5-xxl in fp16", "gpt-j 6b fp16", "unet 512x512 batch 8"])
+def test_another_size_of_a_known_family_is_no_known_model(text):
+    with pytest.raises(ConfigError, match="no known model is in this question"):
+        read_question(text, None)
 
 
 def test_every_preset_is_found_by_its_title():
