@@ -51,11 +51,12 @@ _FILES = rf"\b({'|'.join(_QUANTIZED)}|q[2-68](?:_k(?:_x?l)?)?)\b"  # also as peo
 _WHOLE_FILES = r"\b(bf16|f16|fp16|mxfp4)\b"  # files of llama.cpp only if the text names it
 _LAYOUTS = rf"\b(?:fp8 (?:weights|quantiz\w+|quantis\w+)|{'|'.join(LAYOUTS)})\b"
 _BITS = r"\b(4|8) ?bits?\b|\bint(4|8)\b"
-_KV = r"\b(fp8|q8_0|q4_0) kv(?: cache)?\b|\bkv(?: cache)?(?: in| at| dtype)? (fp8|q8_0|q4_0)\b"
-_SIZE = r"[0-9]{1,4}k|[0-9]{3,7}"
+_KV_NAMES = r"(fp8|q8(?:_0)?|q4(?:_0)?)"
+_KV = rf"\b{_KV_NAMES} kv(?: cache)?\b|\bkv(?: cache)?(?: in| at| dtype)? {_KV_NAMES}\b"
+_SIZE = r"[0-9]{1,4}k|[0-9]{3,7}|[0-9]{1,2}m"
 _TOKENS = (
     rf"\b({_SIZE}) ?(?:(?:input |prompt )?tokens?|context|ctx|sequences?)(?: (?:length|window|size))?\b|"
-    rf"\b(?:context|ctx|seq(?:uence)?s?|max|block)(?: (?:length|len|size|window))?(?: of| is)? ({_SIZE})\b(?: tokens?)?"
+    rf"\b(?:context|ctx|seq(?:uence)?s?|max|block|length)(?: (?:length|len|size|window))?(?: of| is)? ({_SIZE})\b(?: tokens?)?"
 )
 _NEW = r"\bgenerat\w+ ([0-9]{1,5})(?: new)? tokens?\b|\b([0-9]{1,5}) (?:new|output) tokens?\b"
 _BATCH = r"\b(?:micro ?)?batch(?:es)?(?: ?size)?(?: of| is)? ([0-9]{1,5})\b|\bbs ([0-9]{1,5})\b"
@@ -114,6 +115,7 @@ _ELSEWHERE = (
         r"\b(?:max\w*|longest|largest|what|which|how (?:big|large|long)(?: a)?) (?:context|batch|sequence)(?: (?:size|length))?\b",
         "ask “How far it goes” below the answer, or `sizer limits`",
     ),
+    (r"\b(?:ppo|rloo|gkd|rlhf)\b", "`sizer run` takes the trainer's script"),
     (r"\bunsloth\b", "its own kernels and offloading are not counted"),
     (r"\b(?:deepspeed )?zero ?(?:stage )?[23]\b|\bdeepspeed\b", OTHER_NAMES["deepspeed"]),
 )
@@ -245,7 +247,8 @@ def _take_layout(draft: Draft, words: Words, *, ollama: bool) -> None:
             draft.assume("the model runs in PyTorch, one input at once", mode=mode, batch=1)
     mode, engine = draft.items["mode"], draft.items.get("engine")
     if kv is not None and mode == "serve":
-        draft.take(kv[0], kv=kv[1] or kv[2])
+        name = kv[1] or kv[2]
+        draft.take(kv[0], kv=f"{name}_0" if name in ("q8", "q4") else name)
     elif kv is not None:
         draft.unmatched.append(f"{kv[0]}: only a server's cache has another dtype")
     number = (bits[1] or bits[2]) if bits else ""
@@ -382,6 +385,7 @@ def _take_sizes(draft: Draft, words: Words, sizes: Mapping[str, re.Match[str] | 
     users, new, batch, size = (sizes[name] for name in ("users", "new", "batch", "image"))
     tokens = sizes["tokens"] or words.take(r"\b([0-9]{1,3}k)()\b")
     length = (tokens[1] or tokens[2]) if tokens else ""
+    length = f"{int(length[:-1]) * 1024}k" if length.endswith("m") else length
     if users is not None and not serves:
         draft.unmatched.append(f"{users[0]}: only a server has users")
     if users is not None and serves:

@@ -28,7 +28,7 @@ WHOLE, PARTS, BEGINNING = 2, 1, 0  # ranks of what a phrase is of a model's name
 _COMMON = ("all", "depth", "nvidia", "sam", "stable", "time", "vision")
 SIZED = re.compile(r"\b([0-9]{1,3}(?:\.[0-9])?b)\b")
 _SIZED_LATER = re.compile(  # of a name whose first words alone are known
-    r" (?:[a-z]+ |[0-9.]+ ){0,2}[0-9]{1,3}(?:\.[0-9])?b\b| (?:tiny|mini|nano|small|medium|base|large|huge|giant|x{1,2}l)\b"
+    r" (?:[a-z]+ |[0-9.]+ ){0,2}[0-9]{1,3}(?:\.[0-9])?b\b| (?:tiny|mini|nano|small|medium|base|large|huge|giant|x{1,2}l(?:arge)?)\b"
 )
 _SERIES = ("rtx-", "gtx-", "rx-", "quadro-", "radeon-pro-")
 

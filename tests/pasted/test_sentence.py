@@ -127,6 +127,13 @@ QUESTIONS = {
         "arch=hf:llama-3-8b&mode=training&train=adapter&r=64&targets=all-linear&dtype=bfloat16"
     ),
     "run gemma-3-27b-it-qat-q4_0-gguf": "arch=hf:gemma-3-27b&mode=serve&engine=llama.cpp&weights=q4_0",
+    "gemma3 27b int4 on a 3090, 8k context, kv cache q8, llama.cpp": (
+        "arch=hf:gemma-3-27b&mode=serve&engine=llama.cpp&kv=q8_0&weights=q4_k_m&gpu=rtx-3090&max_model_len=8k"
+    ),
+    "qwen3-embedding-8b batch 32 length 8192 bf16": (
+        "arch=hf:qwen3-embedding-8b&mode=inference&batch=32&seq=8192&dtype=bfloat16"
+    ),
+    "qwen2.5 7b with 1m context": "arch=hf:qwen2.5-7b&mode=generate&batch=1&seq=1024k&dtype=bfloat16",
     "ollama run gpt-oss:20b": "arch=hf:gpt-oss-20b&mode=serve&engine=llama.cpp&max_model_len=4096",
 }
 
@@ -149,7 +156,7 @@ def test_a_layout_that_pipelines_do_not_have_is_named(layout):
     assert [line.partition(":")[0] for line in question.unmatched] == layout
 
 
-@pytest.mark.parametrize("text", ["llava 1.6 34b on 2 a6000", "t5-xxl in fp16", "gpt-j 6b fp16", "unet 512x512 batch 8"])
+@pytest.mark.parametrize("text", ["llava 1.6 34b on 2 a6000", "t5-xxl in fp16", "convnext-xlarge fp16", "gpt-j 6b fp16", "unet 512x512 batch 8"])
 def test_another_size_of_a_known_family_is_no_known_model(text):
     with pytest.raises(ConfigError, match="no known model is in this question"):
         read_question(text, None)
