@@ -166,7 +166,8 @@ def read_sentence(text: str) -> Question | None:
         given = quote(text.strip(), 80)
         raise ConfigError("no known model is in this question", given=given, allowed="a model by its name", todo=todo)
     elsewhere = [(asked[0], todo) for pattern, todo in _ELSEWHERE if (asked := words.take(pattern)) is not None]
-    if model is None or not (tasks or device or elsewhere or signs):
+    begins = model is not None and model.start == 0 and len(words.rest()) > 0  # a name with words after it
+    if model is None or not (tasks or device or elsewhere or signs or begins):
         return None
     draft.unmatched += [f"{asked}: {todo}" for asked, todo in elsewhere]
     for given, items in tasks:
@@ -245,14 +246,17 @@ def _take_layout(draft: Draft, words: Words, *, ollama: bool) -> None:
             answers = "/" in arch or (preset is not None and preset.head.endswith(GENERATING) and preset.modality in ANSWERING)
             mode = "generate" if answers else "inference"
             draft.assume("the model runs in PyTorch, one input at once", mode=mode, batch=1)
-    mode, engine = draft.items["mode"], draft.items.get("engine")
+    mode = draft.items["mode"]
     if kv is not None and mode == "serve":
         name = kv[1] or kv[2]
-        draft.take(kv[0], kv=f"{name}_0" if name in ("q8", "q4") else name)
+        if name == "fp8":
+            draft.take(kv[0], kv=name)
+        else:  # a type of llama.cpp's files
+            draft.take(kv[0], kv=f"{name[:2]}_0", engine=draft.items.get("engine", "llama.cpp"))
     elif kv is not None:
         draft.unmatched.append(f"{kv[0]}: only a server's cache has another dtype")
     number = (bits[1] or bits[2]) if bits else ""
-    if engine == "llama.cpp":
+    if draft.items.get("engine") == "llama.cpp":
         file_type = file_type or words.take(_WHOLE_FILES) or (layout if kept else None)
         named, given = (file_type[0], file_type[0]) if file_type else (f"q{number}", bits[0] if bits else "")
         if given:

@@ -127,8 +127,8 @@ QUESTIONS = {
         "arch=hf:llama-3-8b&mode=training&train=adapter&r=64&targets=all-linear&dtype=bfloat16"
     ),
     "run gemma-3-27b-it-qat-q4_0-gguf": "arch=hf:gemma-3-27b&mode=serve&engine=llama.cpp&weights=q4_0",
-    "gemma3 27b int4 on a 3090, 8k context, kv cache q8, llama.cpp": (
-        "arch=hf:gemma-3-27b&mode=serve&engine=llama.cpp&kv=q8_0&weights=q4_k_m&gpu=rtx-3090&max_model_len=8k"
+    "gemma3 27b int4 on a 3090, 8k context, kv cache q8": (
+        "arch=hf:gemma-3-27b&mode=serve&kv=q8_0&engine=llama.cpp&weights=q4_k_m&gpu=rtx-3090&max_model_len=8k"
     ),
     "qwen3-embedding-8b batch 32 length 8192 bf16": (
         "arch=hf:qwen3-embedding-8b&mode=inference&batch=32&seq=8192&dtype=bfloat16"
@@ -156,10 +156,17 @@ def test_a_layout_that_pipelines_do_not_have_is_named(layout):
     assert [line.partition(":")[0] for line in question.unmatched] == layout
 
 
-@pytest.mark.parametrize("text", ["llava 1.6 34b on 2 a6000", "t5-xxl in fp16", "convnext-xlarge fp16", "gpt-j 6b fp16", "unet 512x512 batch 8"])
+@pytest.mark.parametrize(
+    "text", ["llava 1.6 34b on 2 a6000", "t5-xxl in fp16", "convnext-xlarge fp16", "gpt-j 6b fp16", "unet 512x512 batch 8"]
+)
 def test_another_size_of_a_known_family_is_no_known_model(text):
     with pytest.raises(ConfigError, match="no known model is in this question"):
         read_question(text, None)
+
+
+def test_words_after_a_name_without_a_task_are_named():
+    question = read_question("phi-4-mini on iphone", None)
+    assert (question.items["arch"], question.unmatched) == ("hf:phi-4-mini-instruct", ("iphone: not understood",))
 
 
 def test_every_preset_is_found_by_its_title():
