@@ -20,6 +20,7 @@ from sizer.pasted.question import Draft, Question
 from sizer.pasted.words import SIZED, Name, Words, find_device, find_model, find_size
 
 MAX_CHARACTERS = 400
+MOST_WORDS = 8  # after a model's name alone, which no word of a task follows
 BFLOAT16_SINCE = (8, 0)  # compute capability of the first devices that multiply matrices in bfloat16
 SERVED = {"nf4": "awq", "int8": "fp8"}  # layouts of servers with as many bits
 FILES = {"nf4": "q4_k_m", "awq": "q4_k_m", "int8": "q8_0", "fp8": "q8_0"}
@@ -50,17 +51,23 @@ _QUANTIZED = sorted((name for name in FILE_TYPES if name.startswith(("q", "iq"))
 _FILES = rf"\b({'|'.join(_QUANTIZED)}|q[2-68](?:_k(?:_x?l)?)?)\b"  # also as people shorten them, and Unsloth's q4_k_xl
 _WHOLE_FILES = r"\b(bf16|f16|fp16|mxfp4)\b"  # files of llama.cpp only if the text names it
 _LAYOUTS = rf"\b(?:fp8 (?:weights|quantiz\w+|quantis\w+)|{'|'.join(LAYOUTS)})\b"
+_QUANTIZED_WORD = r"\bquanti[sz]\w*\b"
 _BITS = r"\b(4|8) ?bits?\b|\bint(4|8)\b"
 _KV_NAMES = r"(fp8|q8(?:_0)?|q4(?:_0)?)"
 _KV = rf"\b{_KV_NAMES} kv(?: cache)?\b|\bkv(?: cache)?(?: in| at| dtype)? {_KV_NAMES}\b"
-_SIZE = r"[0-9]{1,4}k|[0-9]{3,7}|[0-9]{1,2}m"
+_SIZE = r"[0-9]{1,4}k|[0-9]{3,7}"
 _TOKENS = (
+    r"\b([0-9]{1,2}m)(?: tokens?)? (?:context|ctx)(?: (?:length|window|size))?\b|"  # without it the tokens of a data set
     rf"\b({_SIZE}) ?(?:(?:input |prompt )?tokens?|context|ctx|sequences?)(?: (?:length|window|size))?\b|"
     rf"\b(?:context|ctx|seq(?:uence)?s?|max|block|length)(?: (?:length|len|size|window))?(?: of| is)? ({_SIZE})\b(?: tokens?)?"
 )
 _NEW = r"\bgenerat\w+ ([0-9]{1,5})(?: new)? tokens?\b|\b([0-9]{1,5}) (?:new|output) tokens?\b"
 _BATCH = r"\b(?:micro ?)?batch(?:es)?(?: ?size)?(?: of| is)? ([0-9]{1,5})\b|\bbs ([0-9]{1,5})\b"
 _USERS = r"\b([0-9]{1,5}) ?(?:concurrent |parallel |simultaneous )?(?:users?|requests?|people)\b"
+_SIDE = (  # in pixels
+    r"\b([0-9]{2,4}) ?(?:px|pixels?|resolution)\b|\b(?:resolution|size) ([0-9]{2,4})\b|"
+    r"\bat ([0-9]{3,4})\b(?! (?:epochs?|steps?|images?|samples?|iterations?)\b)"
+)
 _IMAGE = r"\b([0-9]{2,4}) ?x ?([0-9]{2,4})\b"  # width x height, as people say it
 _SIZES = {"users": _USERS, "new": _NEW, "tokens": _TOKENS, "batch": _BATCH, "image": _IMAGE}
 _BEFORE = rf"\b([0-9]{{{{1,3}}}}|{'|'.join(_NUMBERS)}) (?={{}})"  # the number of devices, before a name
@@ -166,7 +173,7 @@ def read_sentence(text: str) -> Question | None:
         given = quote(text.strip(), 80)
         raise ConfigError("no known model is in this question", given=given, allowed="a model by its name", todo=todo)
     elsewhere = [(asked[0], todo) for pattern, todo in _ELSEWHERE if (asked := words.take(pattern)) is not None]
-    begins = model is not None and model.start == 0 and len(words.rest()) > 0  # a name with words after it
+    begins = model is not None and model.start == 0 and 0 < len(" ".join(words.rest()).split()) <= MOST_WORDS
     if model is None or not (tasks or device or elsewhere or signs or begins):
         return None
     draft.unmatched += [f"{asked}: {todo}" for asked, todo in elsewhere]
@@ -231,7 +238,8 @@ def _take_layout(draft: Draft, words: Words, *, ollama: bool) -> None:
     arch, kv, file_type = draft.items["arch"], words.take(_KV), words.take(_FILES)
     layout, bits = words.take(_LAYOUTS), words.take(_BITS)
     if arch.startswith("diffusers:"):
-        return _take_parts_layout(draft, file_type or layout, bits)
+        words.take(_QUANTIZED_WORD)
+        return _take_parts_layout(draft, [found for found in (file_type, layout, kv) if found is not None], bits)
     kept = layout is not None and layout[0] == "mxfp4" and "gpt-oss" in arch  # the checkpoint is in MXFP4
     if "mode" not in draft.items:
         only_served = layout is not None and layout[0].split()[0] != "fp8" and not kept
@@ -280,20 +288,21 @@ def _take_layout(draft: Draft, words: Words, *, ollama: bool) -> None:
         if mode == "training":
             draft.take(bits[0], train="adapter")
     if "weights" in draft.items:
-        words.take(r"\bquanti[sz]\w*\b")  # else it is named: the layout is not said
+        words.take(_QUANTIZED_WORD)  # else it is named: the layout is not said
     if ollama:
         draft.assume(SMALL_CONTEXT, max_model_len=CONTEXT)
 
 
-def _take_parts_layout(draft: Draft, layout: re.Match[str] | None, bits: re.Match[str] | None) -> None:
+def _take_parts_layout(draft: Draft, layouts: Sequence[re.Match[str]], bits: re.Match[str] | None) -> None:
     """Note the layout of a pipeline's denoiser."""
     if "mode" not in draft.items:
         draft.assume("one call of the pipeline", mode="inference", batch=1)
-    if layout is not None and layout[0].split()[0] == "fp8" and draft.items["mode"] == "inference":
-        draft.take(layout[0], weights="fp8-cast")
-    elif layout is not None:
-        draft.unmatched.append(f"{layout[0]}: not counted for pipelines; nf4 and int8 are")
-    elif bits is not None and "weights" not in draft.items:
+    for layout in layouts:
+        if layout[0].split()[0] == "fp8" and layout[0].count(" kv") == 0 and draft.items["mode"] == "inference":
+            draft.take(layout[0], weights="fp8-cast")
+        else:
+            draft.unmatched.append(f"{layout[0]}: not counted for pipelines; nf4 and int8 are")
+    if bits is not None and "weights" not in draft.items:
         draft.take(bits[0], weights={"4": "nf4", "8": "int8"}[bits[1] or bits[2]])
 
 
@@ -387,9 +396,8 @@ def _take_sizes(draft: Draft, words: Words, sizes: Mapping[str, re.Match[str] | 
     mode, arch = draft.items["mode"], draft.items["arch"]
     serves = mode == "serve"
     users, new, batch, size = (sizes[name] for name in ("users", "new", "batch", "image"))
-    tokens = sizes["tokens"] or words.take(r"\b([0-9]{1,3}k)()\b")
-    length = (tokens[1] or tokens[2]) if tokens else ""
-    length = f"{int(length[:-1]) * 1024}k" if length.endswith("m") else length
+    tokens = sizes["tokens"] or words.take(r"\b()()([0-9]{1,3}k)\b")
+    length = "" if tokens is None else f"{int(tokens[1][:-1]) * 1024}k" if tokens[1] else tokens[2] or tokens[3]
     if users is not None and not serves:
         draft.unmatched.append(f"{users[0]}: only a server has users")
     if users is not None and serves:
@@ -409,8 +417,8 @@ def _take_sizes(draft: Draft, words: Words, sizes: Mapping[str, re.Match[str] | 
         draft.take(size[0], image=f"{size[2]}x{size[1]}")
     elif size is not None:
         draft.unmatched.append(f"{size[0]}: the model's own size of images is taken")
-    if pictures and (side := words.take(r"\b([0-9]{2,4}) ?(?:px|pixels?|resolution)\b|\b(?:resolution|size|at) ([0-9]{3,4})\b")):
-        draft.take(side[0], image=side[1] or side[2])
+    if pictures and (side := words.take(_SIDE)):
+        draft.take(side[0], image=side[1] or side[2] or side[3])
     if arch.startswith("diffusers:") and (frames := words.take(r"\b([0-9]{1,4}) frames\b")):
         draft.take(frames[0], frames=frames[1])
     if arch.startswith("diffusers:") and (lines := words.take(r"\b(?:480|720)p\b")):

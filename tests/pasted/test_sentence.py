@@ -164,6 +164,13 @@ def test_another_size_of_a_known_family_is_no_known_model(text):
         read_question(text, None)
 
 
+def test_a_cache_and_a_number_of_epochs_are_no_layout_and_no_size():
+    question = read_question("flux dev quantized to 4 bit, fp8 kv cache", None)
+    assert (question.items["weights"], [line.partition(":")[0] for line in question.unmatched]) == ("nf4", ["fp8 kv cache"])
+    assert "image" not in read_question("train resnet50 at 100 epochs", None).items
+    assert "seq" not in read_question("pretrain gpt2 on 10m tokens", None).items
+
+
 def test_words_after_a_name_without_a_task_are_named():
     question = read_question("phi-4-mini on iphone", None)
     assert (question.items["arch"], question.unmatched) == ("hf:phi-4-mini-instruct", ("iphone: not understood",))
