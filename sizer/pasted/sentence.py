@@ -13,6 +13,7 @@ from sizer.base.errors import ConfigError, quote
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import OTHER_NAMES
+from sizer.catalogue.pipelines import VAES
 from sizer.catalogue.presets import find_preset
 from sizer.catalogue.serving import FILE_TYPES, LAYOUTS
 from sizer.pasted.ollama import CONTEXT, SMALL_CONTEXT, USUAL_FILE, find_named, read_modelfile
@@ -158,7 +159,9 @@ def read_sentence(text: str) -> Question | None:
     if ollama is None and len(words.text.split()) < 2:
         return None
     model = (find_named(text[ollama.end() :].split()[0]) if ollama else None) or find_model(words)
-    model = model or (None if ollama else find_size(words))
+    before = ""  # a size that is the model, such as "a 70b model"
+    if model is None and not ollama and (model := find_size(words)) is not None:
+        before = words.text[: model.start].rpartition(" ")[0].rpartition(" ")[2]
     if model is not None:
         _take_model(draft, words, model)
     tasks = [("ollama", {"mode": "serve", "engine": "llama.cpp"})] if ollama else _tasks(words)
@@ -169,9 +172,7 @@ def read_sentence(text: str) -> Question | None:
     device = find_device(words)
     signs = any(re.search(pattern, words.text) for pattern in _SIGNS)
     if model is None and not ollama and (tasks or device or signs or SIZED.search(words.text)):
-        todo = "name it as `sizer models` does, as org/name, or paste its config.json; `sizer run` takes a script of any model"
-        given = quote(text.strip(), 80)
-        raise ConfigError("no known model is in this question", given=given, allowed="a model by its name", todo=todo)
+        raise _without_model(text)
     elsewhere = [(asked[0], todo) for pattern, todo in _ELSEWHERE if (asked := words.take(pattern)) is not None]
     begins = model is not None and model.start == 0 and 0 < len(" ".join(words.rest()).split()) <= MOST_WORDS
     if model is None or not (tasks or device or elsewhere or signs or begins):
@@ -187,8 +188,17 @@ def read_sentence(text: str) -> Question | None:
     _take_options(draft, words)
     _take_host(draft, *on_host)
     _take_dtype(draft, words)
-    draft.unmatched += [f"{phrase}: not understood" for phrase in _unknown(words)]
+    unknown = _unknown(words)
+    if before and any(phrase.split()[-1] == before for phrase in unknown):
+        raise _without_model(text)  # a model of this size that the catalogue lacks
+    draft.unmatched += [f"{phrase}: not understood" for phrase in unknown]
     return draft.whole(kind="words")
+
+
+def _without_model(text: str) -> ConfigError:
+    todo = "name it as `sizer models` does, as org/name, or paste its config.json; `sizer run` takes a script of any model"
+    given = quote(text.strip(), 80)
+    return ConfigError("no known model is in this question", given=given, allowed="a model by its name", todo=todo)
 
 
 def _take_model(draft: Draft, words: Words, model: Name) -> None:
@@ -421,6 +431,11 @@ def _take_sizes(draft: Draft, words: Words, sizes: Mapping[str, re.Match[str] | 
         draft.take(side[0], image=side[1] or side[2] or side[3])
     if arch.startswith("diffusers:") and (frames := words.take(r"\b([0-9]{1,4}) frames\b")):
         draft.take(frames[0], frames=frames[1])
+    if arch.startswith("diffusers:") and size is None and (side := words.take(r"\b(512|768|1024|1280|1536|2048)\b")):
+        draft.take(side[0], image=side[1])
+    if arch.startswith("diffusers:") and mode == "inference":
+        while (how := words.take(rf"\b(?:vae )?({'|'.join(VAES)})\b")) is not None:
+            draft.take(how[0], vae=",".join(filter(None, (draft.items.get("vae"), how[1]))))
     if arch.startswith("diffusers:") and (lines := words.take(r"\b(?:480|720)p\b")):
         draft.take(lines[0], image=_VIDEO[lines[0]])
     if draft.items.get("objective") == "grpo" and (group := words.take(r"\b([0-9]{1,3}) (?:generations?|completions?)\b")):

@@ -30,6 +30,8 @@ SIZED = re.compile(r"\b([0-9]{1,3}(?:\.[0-9])?b)\b")
 _SIZED_LATER = re.compile(  # of a name whose first words alone are known
     r" (?:[a-z]+ |[0-9.]+ ){0,2}[0-9]{1,3}(?:\.[0-9])?b\b| (?:tiny|mini|nano|small|medium|base|large|huge|giant|x{1,2}l(?:arge)?)\b"
 )
+_SIZED_NEXT = re.compile(r" ([0-9]{1,3}(?:\.[0-9])?b)\b")
+SIZE_TOLERANCE = 0.2  # of names: Mistral 7B has 7.25e9 parameters, DeepSeek's 671B are 685e9 with a further layer
 _SERIES = ("rtx-", "gtx-", "rx-", "quadro-", "radeon-pro-")
 
 
@@ -84,15 +86,31 @@ class Name:
 def find_model(words: Words) -> Name | None:
     """Return the model with the longest name in a text, `means` is its architecture; None without one."""
     found = [
-        (len(letters(words.text[start:end])), rank, start, end, archs)
+        (len(letters(words.text[start:end])), rank, start, end, sized)
         for start, end in words.spans(LONGEST_NAME)
         for rank, archs in _called(words.text[start:end])
         if rank == WHOLE or (rank == PARTS and " " in words.text[start:end]) or not _SIZED_LATER.match(words.text, end)
+        if (sized := _of_size(archs, _SIZED_NEXT.match(words.text, end)))
     ]
     if not found:
         return None
     _, rank, start, end, archs = max(found, key=lambda one: (one[0], one[1], -one[2]))
     return Name(start=start, end=end, means=archs[0], whole=rank == WHOLE, others=tuple(archs[1 : 1 + MOST_OTHERS]))
+
+
+def _of_size(archs: Sequence[str], size: re.Match[str] | None) -> list[str]:
+    """Return the architectures without presets of another size than the one that follows their name, such as 2b."""
+    if size is None:
+        return [*archs]
+    presets = {f"hf:{one.key}": one for one in list_presets()}
+
+    def is_as_large(arch: str) -> bool:
+        preset = presets.get(arch)
+        if preset is None or size[1] in f"{preset.title} {preset.hub_id}".lower():
+            return True
+        return abs(preset.published_parameters / (float(size[1][:-1]) * 1e9) - 1) < SIZE_TOLERANCE
+
+    return [arch for arch in archs if is_as_large(arch)]
 
 
 def find_size(words: Words) -> Name | None:
@@ -126,7 +144,7 @@ def _called(text: str) -> Iterator[tuple[int, Sequence[str]]]:
     if (arch := _models().get(plain)) is not None:
         yield WHOLE, [arch]
         return
-    if "/" in text and " " not in text and (arch := arch_of(text)) is not None:
+    if re.search(r"/.*[a-z]", text) and " " not in text and (arch := arch_of(text)) is not None:
         yield WHOLE, [arch]
     if len(text.split()) <= LONGEST_VISION and (" " not in text or any(char.isdecimal() for char in text)):
         for source in ("torchvision", "timm"):

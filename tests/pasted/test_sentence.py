@@ -134,6 +134,14 @@ QUESTIONS = {
         "arch=hf:qwen3-embedding-8b&mode=inference&batch=32&seq=8192&dtype=bfloat16"
     ),
     "qwen2.5 7b with 1m context": "arch=hf:qwen2.5-7b&mode=generate&batch=1&seq=1024k&dtype=bfloat16",
+    "sdxl inference batch 4 with vae tiling and slicing on a 3070": (
+        "arch=diffusers:sdxl&mode=inference&batch=4&gpu=rtx-3070&vae=tiling,slicing&dtype=bfloat16"
+    ),
+    "SD3.5 medium lora 512 on a 3060": (
+        "arch=diffusers:sd3.5-medium&mode=training&train=adapter&gpu=rtx-3060-12gb&image=512&dtype=bfloat16"
+    ),
+    "deepseek r1 671b q4": "arch=hf:deepseek-r1&mode=serve&engine=llama.cpp&weights=q4_k_m",
+    "llama 4 scout 17b lora": "arch=hf:llama-4-scout&mode=training&train=adapter&dtype=bfloat16",
     "ollama run gpt-oss:20b": "arch=hf:gpt-oss-20b&mode=serve&engine=llama.cpp&max_model_len=4096",
 }
 
@@ -156,9 +164,11 @@ def test_a_layout_that_pipelines_do_not_have_is_named(layout):
     assert [line.partition(":")[0] for line in question.unmatched] == layout
 
 
-@pytest.mark.parametrize(
-    "text", ["llava 1.6 34b on 2 a6000", "t5-xxl in fp16", "convnext-xlarge fp16", "gpt-j 6b fp16", "unet 512x512 batch 8"]
-)
+OTHERS = ["llava 1.6 34b on 2 a6000", "t5-xxl in fp16", "convnext-xlarge fp16", "gpt-j 6b fp16", "unet 512x512 batch 8"]
+OTHERS += ["qwen2-vl 2b lora", "finetune olmoz 7b on a t4"]
+
+
+@pytest.mark.parametrize("text", OTHERS)
 def test_another_size_of_a_known_family_is_no_known_model(text):
     with pytest.raises(ConfigError, match="no known model is in this question"):
         read_question(text, None)
