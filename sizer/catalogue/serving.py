@@ -32,6 +32,16 @@ MAX_DRAFTED = 128  # vllm/v1/sample/rejection_sampler.py, MAX_SPEC_LEN, 0.33
 MAX_OFFLOAD = 4096  # GiB
 MAX_SEQS = 65_536
 MAX_TOKENS = 4_194_304
+# Flags of SGLang that bound or divide its pool: what they take, and an example (server_args.py, 0.5.23).
+_COUNT, _RATIO = r"[0-9]{1,9}", r"[0-9]{1,3}(?:\.[0-9]{1,6})?"
+POOL_FLAGS = {
+    "max_total_tokens": (_COUNT, "32768"),
+    "page_size": (_COUNT, "64"),
+    "swa_full_tokens_ratio": (_RATIO, "0.5"),
+    "mamba_full_memory_ratio": (_RATIO, "0.5"),
+    "max_mamba_cache_size": (_COUNT, "64"),
+    "mamba_ssm_dtype": ("float32|bfloat16|float16", "bfloat16"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +82,7 @@ _ROWS = (
         title="SGLang",
         oldest=(0, 4, 0),
         newest=(0, 5, 23),
-        takes=(*_SHARED, "prefix_caching", "kv", "tp", "engine_version", "weights", "speculative"),
+        takes=(*_SHARED, "prefix_caching", "kv", "tp", "engine_version", "weights", "speculative", "pool"),
     ),
     Engine(
         key="llama.cpp",

@@ -62,6 +62,7 @@ from sizer.catalogue.serving import (
     MAX_LORAS,
     MAX_SEQS,
     MAX_TOKENS,
+    POOL_FLAGS,
     SAMPLERS,
     SWITCHES,
 )
@@ -131,6 +132,7 @@ from sizer.query.values import (
     choice,
     format_image_size,
     format_list,
+    format_pool,
     format_size,
     format_speculative,
     format_switch,
@@ -157,6 +159,7 @@ from sizer.query.values import (
     read_new,
     read_objective,
     read_offload,
+    read_pool,
     read_rank,
     read_release,
     read_reshard,
@@ -1046,6 +1049,14 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(DRAFTS)}, a head, a draft model or its config, and drafted tokens, as in eagle3:3, with mode=serve",
         otherwise="none",
         needs=of_engines("speculative"),
+    ),
+    "pool": _field(
+        "pool",
+        read_pool,
+        format_pool,
+        allowed=f"flags of SGLang's pool with values, such as max_total_tokens:32768: {', '.join(POOL_FLAGS)}, with engine=sglang",
+        otherwise="the server's own",
+        needs=of_engines("pool"),
     ),
     "want": _field(
         "want",

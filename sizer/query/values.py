@@ -45,6 +45,7 @@ from sizer.catalogue.serving import (
     MAX_OFFLOAD,
     MAX_SEQS,
     MAX_TOKENS,
+    POOL_FLAGS,
 )
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.hints import SWITCHED
@@ -502,6 +503,28 @@ def read_speculative(text: str) -> tuple[str, int]:
 def format_speculative(draft: tuple[str, int]) -> str:
     """Return a draft and the number of drafted tokens, with a colon between."""
     return ":".join(map(str, draft))
+
+
+def read_pool(text: str) -> tuple[tuple[str, str], ...]:
+    """Return flags of SGLang's pool with their values, in the order of the catalogue."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition(":")
+        name = name.strip().lower().removeprefix("--").replace("-", "_")
+        if name not in POOL_FLAGS:
+            near = suggest(name, POOL_FLAGS)
+            raise RefusedValueError(", ".join(POOL_FLAGS), near or "write for example pool=max_total_tokens:32768")
+        value = value.strip().lower()
+        if not re.fullmatch(POOL_FLAGS[name][0], value, re.ASCII) or not value.strip("0."):
+            allowed = {"mamba_ssm_dtype": "float32, bfloat16 or float16"}.get(name, "a number above 0")
+            raise RefusedValueError(f"{name}: {allowed}", f"write for example pool={name}:{POOL_FLAGS[name][1]}")
+        found[name] = value
+    return tuple((name, found[name]) for name in POOL_FLAGS if name in found)
+
+
+def format_pool(pool: tuple[tuple[str, str], ...]) -> str:
+    """Return flags of SGLang's pool, with a colon before each value and commas between."""
+    return ",".join(f"{name}:{value}" for name, value in pool)
 
 
 def read_layout(text: str) -> dict[str, object]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from sizer.base.errors import RequestError, quote, suggest
 from sizer.catalogue.presets import find_preset
-from sizer.catalogue.serving import EAGLE, EAGLE3, ENGINES, MAX_LAYERS
+from sizer.catalogue.serving import EAGLE, EAGLE3, ENGINES, MAX_LAYERS, POOL_FLAGS
 from sizer.catalogue.sources import REPO_ID, arch_of
 from sizer.serving.launchers import as_command
 from sizer.serving.llama_log import arch_of_file, file_type_of
@@ -128,6 +128,7 @@ _VALUES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("ep-size", "ep", "expert-parallel-size"), "ep"),
         "kv-cache-dtype": "kv",
         "quantization": "layout",
+        **dict.fromkeys((name.replace("_", "-") for name in POOL_FLAGS), "pool"),
     },
 }
 # Short flags of vLLM, with one dash. vLLM itself refuses them with two (vllm/utils/argparse_utils.py; 0.33).
@@ -168,8 +169,8 @@ _UNCOUNTED_WORDS = """
     page-size mm- skip-mm-profiling compilation-config max-seq-len-to-capture
     cuda-graph cudagraph max-cudagraph hf-overrides json-model-override decode-context-parallel dcp prefill-context-parallel
     kv-transfer-config kv-offloading hicache enable-hierarchical enable-sleep-mode enable-memory-saver rope- mamba runner task
-    max-total-tokens enable-dp-attention enable-two-batch-overlap moe-a2a-backend enable-deepep enable-eplb enable-dbo
-    disable-hybrid-kv-cache-manager swa-full-tokens-ratio max-mamba-cache-size enable-torch-compile torch-compile
+    enable-dp-attention enable-two-batch-overlap moe-a2a-backend enable-deepep enable-eplb enable-dbo
+    disable-hybrid-kv-cache-manager enable-torch-compile torch-compile
     data-parallel-size-local
     load-format dtype device max-prefill-tokens enable-multimodal is-embedding
     additional-config all2all-backend attention-config cp-kv-cache convert dbo- disable-chunked-mm disable-sliding-window
@@ -347,7 +348,7 @@ def with_command(log: StartupLog, text: str) -> StartupLog:
     found |= {"kv": "fp8"} if launch.items.get("kv") == "fp8" else {}
     found |= {"enforce_eager": "True"} if launch.items.get("enforce_eager") == "1" else {}
     found |= {"layout": launch.items["weights"]} if "weights" in launch.items else {}
-    found |= {key: launch.items[key] for key in ("engine_version", "speculative") if key in launch.items}
+    found |= {key: launch.items[key] for key in ("engine_version", "speculative", "pool") if key in launch.items}
     return replace(log, figures=found | log.figures)
 
 
@@ -430,8 +431,8 @@ def read_launch(text: str) -> Launch:
             raise RequestError(f"--{name} has no value", given=quote(f"--{name}"), todo="write its value after it")
         elif key == "model":
             model = value
-        elif found := dict(_items(key, value, engine)):
-            items |= found
+        elif found := dict(_items(name if key == "pool" else key, value, engine)):
+            items |= {"pool": f"{items['pool']},{found['pool']}"} if key == "pool" and "pool" in items else found
             read.append((given, "&".join(f"{one}={text}" for one, text in found.items())))
         else:
             unmatched.append(unread_layout(value) if key == "layout" else given)
@@ -700,6 +701,9 @@ def _items(key: str, value: str, engine: str) -> Iterator[tuple[str, str]]:
             yield "kv", "auto"
     elif key == "ep":
         yield "ep", "0" if value == "1" else "1"
+    elif (flag := key.replace("-", "_")) in POOL_FLAGS:
+        if re.fullmatch(POOL_FLAGS[flag][0], value, re.ASCII) and value.strip("0."):
+            yield "pool", f"{flag}:{value}"
     elif key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_bytes"):
         yield key, _number(value) if engine == "vllm" else WHOLE_PROMPTS if value == "-1" else value
     else:

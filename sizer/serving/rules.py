@@ -311,7 +311,8 @@ class SglangRules:
     draft model. `draft_in_share` says whether weights and layers of a draft are part of the static share. `draft_headroom` says
     whether the pool has room for the drafted tokens of all requests in addition, `draft_prefills` whether prefills have graphs.
     `draft_windows` says which layers of a draft count in a model with a pool of windows: "none", those in "full", or each as its
-    "own" kind. `padded_states` is the number of states that pad the pool.
+    "own" kind. `padded_states` is the number of states that pad the pool. `bounds_full` says whether max_total_tokens bounds the
+    tokens of full attention in a model with a pool of windows, else those before windows get a pool.
 
     `images_share` is the factor of the share for a model that reads images, 0 if the size of its encoder decides it;
     `images_always` says whether a requested share has it, too. `aiter_share` is the factor with AITER's attention on AMD.
@@ -343,6 +344,7 @@ class SglangRules:
     draft_prefills: bool = True
     draft_windows: str = "none"
     padded_states: int = 0
+    bounds_full: bool = False
     images_share: float = 0.0
     images_always: bool = False
     aiter_share: float = 1.0
@@ -417,6 +419,8 @@ SGLANG_RULES: tuple[Rule, ...] = (
     _rule("draft_windows", (0, 5, 19), "own", f"{_POOL}, _draft_swa_layers_num, 0.5.19"),
     _rule("padded_states", (0, 5, 14), 0, f"{_POOLS}, 0.5.14"),
     _rule("padded_states", (0, 5, 17), 1, "sglang/srt/mem_cache/kv_cache_configurator.py, capped_reqs, 0.5.17"),
+    _rule("bounds_full", (0, 5, 8), False, f"{_POOLS}, set_num_tokens_hybrid_swa, 0.5.8"),
+    _rule("bounds_full", (0, 5, 11), True, f"{_POOL}, calculate_pool_sizes_from_max_tokens, 0.5.11"),
     _rule("images_share", _OLDEST, 0.95, f"{_RUNNER_FILE}, is_multimodal, 0.4.4"),
     _rule("images_share", (0, 4, 5), 0.9, f"{_RUNNER_FILE}, is_multimodal, 0.4.5"),
     _rule("images_share", (0, 5, 0), 0.0, f"{_ARGS}, adjust_mem_fraction_for_vlm, 0.5.1"),

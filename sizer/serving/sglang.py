@@ -8,6 +8,7 @@ mem_cache/kv_cache_configurator.py of 0.5.19 to 0.5.23. What versions do differe
 captured. From 0.5.16 on some models with an encoder keep graphs of prefills; here none does, and up to 0.5 GiB are not reserved.
 In 0.5.17 models with DSA have graphs of prefills; here they have none, and 1.5 GiB are not reserved. Speculative decoding is
 counted with a chain of drafted tokens (--speculative-eagle-topk 1). A tree has as many tokens in the pool from 0.5.7 on.
+States are in float32 unless `pool` says otherwise: a config's own mamba_ssm_dtype, which counts from 0.5.9 on, is not read.
 """
 
 from __future__ import annotations
@@ -40,8 +41,14 @@ DRIVER_BYTES = 480 * MIB  # nvidia-smi's total over PyTorch's: 81,559 against 81
 LINKED_BYTES, RANKS_BYTES, LINKED_RANKS = 5 * GIB // 4, GIB // 5, 4
 LINKED = ((8, 0), (9, 0), (10, 0), (10, 3))  # capabilities of A100, H100, H200, B200 and B300
 BAND = GIB
+# With unified memory the free memory is the host's (utils/common.py, get_available_gpu_memory, 0.5.8 and 0.5.17: psutil). Nine
+# published logs of a DGX Spark have 108.1 to 115.8 GiB before loading, 111.7 in the middle, of 119.2: a sixteenth is in use.
+HOST_PART, UNIFIED_BAND = 16, 4 * GIB
+# Two published logs of MI355X have 8.0 and 8.9 GiB between two and four ranks (0.5.17 and a later one), one of 0.5.8 has 3.7.
+AMD_RANKS_BAND = 8 * GIB
 SLIDING_RATIO = 0.8  # server_args.py, swa_full_tokens_ratio
 STATE_RATIO = 0.9  # server_args.py, mamba_full_memory_ratio
+STATE_ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # configs/mamba_utils.py, mamba2_state_dtype, 0.5.2 to 0.5.23
 LATENT_GRAPHS_MIB = 1536  # for the prefill graphs of a model with MLA
 # Text models in checkpoints that are served without images unless requested; configs/model_config.py, mm_disabled_models.
 WITHOUT_IMAGES = ("gemma3_text", "llama4_text")
@@ -70,7 +77,7 @@ class SglangFlags:
     kernels.
 
     `draft` is the method of speculative decoding, a draft model or a head, empty without; `draft_tokens` are the tokens that
-    it drafts at once.
+    it drafts at once. `pool` are flags that bound or divide the pool, with their values.
     """
 
     release: Release
@@ -99,6 +106,16 @@ class SglangFlags:
     aiter: bool = False
     draft: str = ""
     draft_tokens: int = 0
+    pool: tuple[tuple[str, str], ...] = ()
+
+    def setting(self, name: str, default: float) -> float:
+        """Return the number of a flag of the pool, or its default."""
+        return float(dict(self.pool).get(name, default))
+
+    @property
+    def state_itemsize(self) -> int:
+        """Return the bytes of an element of a layer's state."""
+        return STATE_ITEMSIZES[dict(self.pool).get("mamba_ssm_dtype", "float32")]
 
     @property
     def draft_method(self) -> str:
@@ -126,6 +143,7 @@ class SglangFlags:
             "quantization": self.layout,
             "speculative_algorithm": ALGORITHMS.get(self.draft_method),
             "speculative_num_draft_tokens": self.draft_tokens + 1 if self.draft else None,
+            **dict(self.pool),
         }
 
 
@@ -256,6 +274,7 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
         aiter=gpu.maker == "AMD" and (architecture.latent is None or architecture.heads // request.tp in AITER_HEADS),
         draft=request.speculative[0] if request.speculative else "",
         draft_tokens=request.speculative[1] if request.speculative else 0,
+        pool=request.pool or (),
     )
     _check_draft(flags, architecture)
     return with_fraction(flags)
@@ -353,9 +372,19 @@ def ranks_bytes(flags: SglangFlags, gpu: Gpu) -> int:
     return 0 if ranks == 1 else LINKED_BYTES if linked and ranks >= LINKED_RANKS else RANKS_BYTES
 
 
+def band_of(flags: SglangFlags, gpu: Gpu) -> tuple[int, str]:
+    """Return by how many bytes the pool may be smaller or larger than planned, and why."""
+    if gpu.unified:
+        return UNIFIED_BAND, "up to 4 GiB: the free memory is the host's, of which other programs hold a part"
+    if gpu.maker == "AMD" and flags.tp * flags.pp > 1:
+        return AMD_RANKS_BAND, "up to 8 GiB: buffers between ranks differ by version and build"
+    return BAND, "up to 1 GiB: memory that is in use before the weights are loaded differs by driver and build"
+
+
 def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: int = 0) -> Pool:
     """Return the pool of a server: free memory before loading × the static share, less the weights (profile_max_num_token)."""
-    free = flags.total_bytes - flags.used_bytes - gpu.context_bytes - ranks_bytes(flags, gpu)
+    context = max(gpu.context_bytes, gpu.total_bytes // HOST_PART) if gpu.unified else gpu.context_bytes
+    free = flags.total_bytes - flags.used_bytes - context - ranks_bytes(flags, gpu)
     static = round(free * static_share(flags))
     layout, rules = _layout_flags(architecture, flags, gpu), sglang_rules_of(flags.release)
     weights = weights_bytes(architecture, layout)
@@ -373,10 +402,17 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
     full = sum(bytes_of) - slides
     more = _draft_token_bytes(architecture, flags, bytes_of, windowed)
     full, slides = full + more[0], slides + more[1]
-    token = round(full + slides * SLIDING_RATIO) if full else slides
-    state = sum(state_bytes(one, architecture, flags.tp) for one in layers if one.kind == STATE)
+    token = round(full + slides * flags.setting("swa_full_tokens_ratio", SLIDING_RATIO)) if full else slides
+    served = replace(architecture, state_itemsize=flags.state_itemsize)
+    state = sum(state_bytes(one, served, flags.tp) for one in layers if one.kind == STATE)
     pool, most = _without_states(rest, state, flags, architecture) if state and token else (rest, RUNNING[1])
     tokens = max(0, pool) // token if token else 0
+    bound = int(flags.setting("max_total_tokens", tokens))
+    if full and slides and not rules.bounds_full:
+        bound = bound * (full + slides) // token  # of tokens that all layers keep, before windows get a pool of their own
+    if bound < tokens:
+        tokens, pool = bound, bound * token
+    tokens -= tokens % int(flags.setting("page_size", 1))
     outside = 0
     if architecture.draft is not None:
         if rules.draft_headroom and tokens:
@@ -436,9 +472,10 @@ def _without_states(rest: int, state: int, flags: SglangFlags, architecture: Arc
     kind, verified, padded = architecture.model_type, flags.draft_tokens + 1 if flags.draft else 0, rules.padded_states
     cached = flags.prefixes and not kind.startswith(rules.uncached_states)
     each = (rules.states_of_request + BUFFERED * kind.startswith(rules.buffered_states)) if cached else 1
-    slots = 0 if cached else flags.requests or rules.state_limit
+    slots = int(flags.setting("max_mamba_cache_size", 0 if cached else flags.requests or rules.state_limit))
     if not slots:
-        budget = rest * STATE_RATIO / (1 + STATE_RATIO) - padded * state * (1 + verified)
+        ratio = flags.setting("mamba_full_memory_ratio", STATE_RATIO)
+        budget = rest * ratio / (1 + ratio) - padded * state * (1 + verified)
         slots = int(budget // (state * (1 + verified / each)))
     if slots <= 0:  # "Not enough GPU memory for hybrid (mamba/linear-attention) state cache"
         return min(rest, 0), 0
@@ -486,14 +523,15 @@ def answer_sglang(
     with_levers: bool = True,
 ) -> Served:
     """Return the estimate of an SGLang server on one GPU; with `auto`, use the longest request that fits."""
-    pool, low, high = (plan_pool(architecture, flags, gpu, change) for change in (0, -BAND, BAND))
+    gpu = gpu_with(gpu, flags, replace(flags, tp=1, pp=1))  # without NCCL's memory, which `ranks_bytes` has
+    band, why = band_of(flags, gpu)
+    pool, low, high = (plan_pool(architecture, flags, gpu, change) for change in (0, -band, band))
     if auto and low.tokens:
         flags = replace(flags, context_length=min(flags.context_length, low.tokens))
 
     def outcome(other: SglangFlags) -> Outcome:
         other = with_fraction(other)
-        ranks = gpu_with(gpu, flags, other)
-        found, least = plan_pool(architecture, other, ranks), plan_pool(architecture, other, ranks, -BAND)
+        found, least = (plan_pool(architecture, other, gpu, change) for change in (0, -band_of(other, gpu)[0]))
         starts = _starts(found, least, found)
         held = _wanted(found, least, found, other, want) if want is not None else None
         return Outcome(
@@ -539,7 +577,7 @@ def answer_sglang(
         want=_wanted(pool, low, high, flags, want) if want is not None else None,
         levers=find_levers([*_changes(architecture, flags, want)] if with_levers else [], flags, outcome),
         contexts=tuple(_contexts(pool, flags, want)),
-        reasons=tuple(_reasons(pool)),
+        reasons=(why, *_reasons(pool)),
     )
 
 
@@ -561,8 +599,7 @@ def _starts(pool: Pool, low: Pool, high: Pool) -> Starts:
 
 
 def _reasons(pool: Pool) -> Iterator[str]:
-    """Yield why the range is as wide, and which memory of a draft is outside of the static share."""
-    yield "up to 1 GiB: memory that is in use before the weights are loaded differs by driver and build"
+    """Yield which memory of a draft is outside of the static share."""
     if pool.outside_bytes:
         rest = format_bytes(pool.free_bytes - pool.static_bytes)
         yield f"the draft takes {format_bytes(pool.outside_bytes)} of the {rest} outside of the static share"
@@ -614,6 +651,14 @@ def _changes(architecture: Architecture, flags: SglangFlags, want: tuple[int, in
             fields={"running": here},
             note=f"at most {here} requests run at once",
         )
+    if here * tokens > (bound := int(flags.setting("max_total_tokens", here * tokens))) > 0:
+        pool = dict(flags.pool) | {"max_total_tokens": str(here * tokens)}
+        yield Change(
+            flag=f"--max-total-tokens {here * tokens}",
+            query="pool=" + ",".join(f"{name}:{value}" for name, value in pool.items()),
+            fields={"pool": tuple(pool.items())},
+            note=f"the pool is bounded to {bound:,} tokens",
+        )
     if flags.context_length < tokens <= architecture.positions:
         yield Change(
             flag=f"--context-length {tokens}",
@@ -653,6 +698,8 @@ def sglang_command(model: str, flags: SglangFlags) -> str:
     words += ["--kv-cache-dtype", "fp8_e4m3"] if flags.kv == "fp8" else []
     words += [] if flags.prefixes else ["--disable-radix-cache"]
     words += ["--quantization", "fp8"] if flags.layout == "fp8" else []
+    for name, setting in flags.pool:
+        words += [f"--{name.replace('_', '-')}", setting]
     return shlex.join([*words, *_draft_words(flags)])
 
 

@@ -14,7 +14,7 @@ from sizer.base.errors import RequestError, quote
 from sizer.base.units import GIB
 from sizer.catalogue.gpu_keys import key_of_driver, keys_of_memory
 from sizer.catalogue.heads import draft_method_of, find_head
-from sizer.catalogue.serving import DRAFT_MODEL, DRAFTS, EAGLE, EAGLE3, ENGINES, MAX_DRAFTED, MTP, NGRAM
+from sizer.catalogue.serving import DRAFT_MODEL, DRAFTS, EAGLE, EAGLE3, ENGINES, MAX_DRAFTED, MTP, NGRAM, POOL_FLAGS
 from sizer.catalogue.sources import arch_of
 from sizer.report.served import Served
 from sizer.serving import llama_log
@@ -24,6 +24,8 @@ MAX_CHARACTERS = 4_000_000
 LARGE_SHARE, LARGE_GIB = 0.02, 0.5  # from here on a difference is given a cause
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# From 0.5.19 on SGLang prints its arguments as a dict; engine.py, resolved_dict. Until then name=value.
+_DUMP, _NAMED = re.compile(r"server_args=\{[^\n]{0,60000}"), re.compile(r"'(\w{1,60})': ")
 _NUMBER = r"(-?[0-9][0-9,]*(?:\.[0-9]+)?)"
 
 # For each figure, the texts that contain it, the newest wording first. Repetition is bounded, because users' texts are searched.
@@ -129,6 +131,7 @@ _SGLANG: dict[str, tuple[str, ...]] = {
     "draft_model": (r"speculative_draft_model_path='([^']{1,300})'",),
     "draft_tokens": (r"speculative_num_draft_tokens=([0-9]{1,4})\b",),
     "draft_steps": (r"speculative_num_steps=([0-9]{1,4})\b",),
+    **{name: (rf"\b{name}='?({pattern})\b",) for name, (pattern, _) in POOL_FLAGS.items()},
     "weights_gib": (r"Load weight end\..{0,300}?mem usage=(-?[0-9.]+) GB",),
     "kv_tokens": (r"max_total_num_tokens=([0-9]+)", r"KV Cache is allocated\..{0,100}?#tokens: ([0-9]+)"),
     "free_gib": (r"Load weight begin\. avail mem=([0-9.]+) GB",),
@@ -147,7 +150,6 @@ _UNCOUNTED = (
     ),
     (r"'num_gpu_blocks_override': [0-9]", "num_gpu_blocks_override, which sets the cache"),
     (r"enable_dp_attention=True", "DP attention of SGLang"),
-    (r"max_total_tokens=[0-9]", "max_total_tokens, which bounds the cache"),
     (r"enable_sleep_mode=True|'enable_sleep_mode': True", "sleep mode: its memory pool rounds each tensor"),
     (r"platform (?:cpu|tpu|npu|xpu|hpu|neuron)\b|device_config=(?:cpu|npu|tpu|xpu|hpu)", "another backend than CUDA and ROCm"),
 )
@@ -190,6 +192,7 @@ LAYOUTS_OF_FLAGS = {
     **{"fp8": "fp8", "fbgemm_fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "mxfp4": "mxfp4", "w8a8_int8": "w8a8"},
     **{"gptq": "gptq", "gptq_marlin": "gptq", "w8a8_fp8": "fp8"},
 }
+_USUAL = ("page_size:1", "swa_full_tokens_ratio:0.8", "mamba_full_memory_ratio:0.9", "mamba_ssm_dtype:float32")  # SGLang's defaults
 _PLAIN_KV = ("auto", "bfloat16", "bf16", "float16", "half")
 
 
@@ -249,6 +252,8 @@ class StartupLog:
             keys.append(f"cpu_offload_gb={offload:g}")
         if draft := self.draft:
             keys.append(f"speculative={draft}")
+        if self.engine == "sglang":
+            keys += self._pool()
         if "text_alone" in self.figures:
             keys.append("inputs=text")
         if "radix_off" in self.figures:
@@ -261,6 +266,13 @@ class StartupLog:
             elif self._has_state_prefixes():
                 keys.append("prefix_caching=0")
         return "&".join(keys)
+
+    def _pool(self) -> Iterator[str]:
+        """Yield the flags of the pool that a log or its command names, without defaults."""
+        asked = [f"{name}:{self.figures[name]}" for name in POOL_FLAGS if name in self.figures]
+        of_command = [str(self.figures["pool"])] if "pool" in self.figures else []
+        if pool := [*of_command, *(one for one in asked if one not in _USUAL)]:
+            yield f"pool={','.join(pool)}"
 
     def _prints_aiter_share(self) -> bool:
         """Return whether the share that a log of SGLang prints is already smaller for AITER's attention.
@@ -445,7 +457,7 @@ def read_startup(text: str) -> StartupLog:
             allowed=f"at most {MAX_CHARACTERS:,}",
             todo="paste its beginning, up to the first request",
         )
-    text = _COLOURS.sub("", text)
+    text = _DUMP.sub(lambda found: _NAMED.sub(r"\1=", found[0]), _COLOURS.sub("", text))
     if llama_log.is_log(text):
         figures, failure, uncounted = llama_log.read_log(text)
         if failure or {"weights_gib", "cache_gib", "compute_gib"} & figures.keys():
@@ -479,6 +491,7 @@ def read_startup(text: str) -> StartupLog:
 
 
 _WORDS = (
+    *POOL_FLAGS,
     *("engine_version", "model", "layout", "enforce_eager", "kv", "sampler", "ep", "prefix_caching", "device", "architecture"),
     *("text_alone", "enable_lora", "fully_sharded_loras", "drafts", "draft_method", "draft_model", "radix_off", "aiter"),
 )

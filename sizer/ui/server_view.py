@@ -66,6 +66,7 @@ FLAGS = {
         "Method, head or draft model, and drafted tokens: eagle3:3, mtp:1, ngram:5; or a draft's config.json and :3.",
         "none",
     ),
+    "pool": ("Flags of the pool", "SGLang's, such as swa_full_tokens_ratio:0.5,max_total_tokens:32768.", "the server's own"),
     "cpu_offload_gb": ("Weights on the host", "cpu_offload_gb: GiB of each GPU's weights, such as 8.", "none"),
     "gpu_layers": ("Layers on the device", "-ngl: counted from the last layer; the head is one.", "all"),
     "cpu_moe": ("Layers with experts on the host", "--n-cpu-moe: counted from the first layer.", "none"),

@@ -96,6 +96,7 @@ DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
     "cpu_moe": (f"{SERVER}&engine=llama.cpp", "0", "0"),
     "fa": (f"{SERVER}&engine=llama.cpp", None, "0"),
     "speculative": (SERVER, "ngram:2", "ngram:4"),
+    "pool": (f"{SERVER}&engine=sglang", None, "max_total_tokens:128"),
     "max_loras": (SERVER, None, "2"),
     "max_lora_rank": (SERVER, None, "8"),
     "fully_sharded_loras": (f"{SERVER}&max_loras=1&max_lora_rank=8", "0", "1"),

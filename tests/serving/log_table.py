@@ -81,6 +81,7 @@ SGLANG_WORDS = {
     "draft_in_share": "weights and layers of a draft are in the static share",
     "draft_headroom": "the pool has room for drafted tokens in addition",
     "draft_prefills": "prefills have graphs with speculative decoding",
+    "bounds_full": "max_total_tokens bounds the tokens of full attention, else those before windows get a pool",
     "draft_windows": "layers of a draft that count in a pool with windows",
     "padded_states": "states that pad the pool",
     "images_share": "factor of the share of a model that reads images, 0 by the size of its encoder",

@@ -107,6 +107,17 @@ def test_a_short_command_of_sglang_and_its_dp_attention():
     assert read_startup(log).query() == "mode=serve&engine=sglang&tp=8"
 
 
+def test_flags_of_sglangs_pool():
+    command = "sglang serve Qwen/Qwen3.5-9B --max-total-tokens 32768 --mamba-ssm-dtype bfloat16 --swa-full-tokens-ratio 0.50"
+    read = read_launch(f"{command} --page-size $PAGE --max-mamba-cache-size many")
+    assert read.items["pool"] == "max_total_tokens:32768,mamba_ssm_dtype:bfloat16,swa_full_tokens_ratio:0.50"
+    assert read.unmatched == ("--page-size $PAGE: its value is not in the text", "--max-mamba-cache-size many")
+    request = parse_query(f"arch=hf:qwen3.5-9b&{'&'.join(f'{key}={value}' for key, value in read.items.items())}")
+    assert request.pool == (("max_total_tokens", "32768"), ("swa_full_tokens_ratio", "0.50"), ("mamba_ssm_dtype", "bfloat16"))
+    log = f"$ {command}\n[2026-04-14 16:08:49] KV Cache is allocated. #tokens: 327310, K size: 2.50 GB, V size: 2.50 GB"
+    assert with_command(read_startup(log), log).query().endswith(f"pool={read.items['pool']}")
+
+
 REFUSED = {
     "vllm serve Qwen/Qwen3-8B --mem-fraction-static 0.8": "--gpu-memory-utilization",
     "vllm serve Qwen/Qwen3-8B --tp 2": "-tp or --tensor-parallel-size",

@@ -16,6 +16,7 @@ from sizer.base.errors import RequestError
 from sizer.base.units import GIB, MIB
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.serving import ENGINES
+from sizer.estimating.estimator import estimate
 from sizer.query.text import parse_query
 from sizer.report.served import Served
 from sizer.serving.architecture import FULL, Architecture, Layer
@@ -23,6 +24,7 @@ from sizer.serving.rules import SGLANG_RULES, Release
 from sizer.serving.sglang import (
     DRIVER_BYTES,
     IMAGES_BYTES,
+    Pool,
     SglangFlags,
     answer_sglang,
     plan_pool,
@@ -33,6 +35,7 @@ from sizer.serving.sglang import (
 )
 from sizer.serving.startup import read_startup
 from tests.serving.log_table import ROWS
+from tests.serving.logs import pool_of, read_rows, request_of
 from tests.serving.models import attention, decoder, states
 
 RECORDED = ROWS.with_name("sglang_memory.csv")
@@ -261,7 +264,7 @@ def test_windows_of_gpt_oss_had_no_pool_on_blackwell_in_two_versions():
 def test_states_are_as_many_as_the_version_keeps(version: str, kind: str, more: str, slots: int | None, running: int | None):
     # model_runner.py, is_hybrid_gdn, 0.5.3; handle_max_mamba_cache, 0.5.4, 0.5.8, 0.5.9 and 0.5.14
     state = 10 * MIB
-    hybrid = replace(decoder(layers=(*attention(1), *states(1, state // 2))), model_type=kind)
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, state // 4))), model_type=kind)
     gpu = find_gpu("h100-80gb")
     flags = resolve_sglang(parse_query(f"{SGLANG}&gpu=h100-80gb&engine_version={version}{more}"), hybrid, gpu)
     plain = plan_pool(decoder(layers=attention(1)), flags, gpu)
@@ -273,8 +276,88 @@ def test_states_are_as_many_as_the_version_keeps(version: str, kind: str, more: 
     assert (plain.pool_bytes - found.pool_bytes, found.running) == (slots * state, running)
 
 
+def pool(architecture: Architecture, version: str, flags: str, **changes: object) -> Pool:
+    """The pool of a server on an H100 with flags of the pool."""
+    query = f"{SGLANG}&gpu=h100-80gb&engine_version={version}{f'&pool={flags}' if flags else ''}"
+    gpu = find_gpu("h100-80gb")
+    return plan_pool(architecture, replace(resolve_sglang(parse_query(query), architecture, gpu), **changes), gpu)
+
+
+def test_flags_divide_the_pool_of_windows():
+    mixed = replace(decoder(layers=(*attention(2), *attention(2, window=100))), model_type="gpt_oss")
+    # two layers of 2 KiB keep all tokens, two keep the ratio of them
+    for ratio in (0.1, 0.5, 1.0):
+        assert pool(mixed, "0.5.20", f"swa_full_tokens_ratio:{ratio}").token_bytes == round(4096 + 4096 * ratio)
+    # pool_configurator.py, _solve_pool_sizes, 0.5.11: the bound is of full attention; set_num_tokens_hybrid_swa, 0.5.8: of all
+    # layers alike, 8 KiB for each of 1,000 tokens, which are shared out at 4 KiB + 0.5 * 4 KiB
+    half = "max_total_tokens:1000,swa_full_tokens_ratio:0.5"
+    assert pool(mixed, "0.5.11", half).tokens == 1000
+    assert pool(mixed, "0.5.8", half).tokens == 1000 * 8192 // 6144
+    assert pool(mixed, "0.5.11", half).pool_bytes == 1000 * 6144
+    # a page is whole, and a bound beyond the memory has no effect
+    assert pool(mixed, "0.5.20", "max_total_tokens:1000,page_size:64").tokens == 960
+    assert pool(mixed, "0.5.20", "max_total_tokens:999999999") == pool(mixed, "0.5.20", "")
+
+
+def test_flags_divide_the_pool_of_states():
+    # mamba_utils.py, mamba2_state_dtype: float32 unless a flag says otherwise, whatever the model's dtype
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, 5 * MIB))), model_type="qwen3_next")
+    assert pool(hybrid, "0.5.10", "").state_bytes == 20 * MIB
+    assert pool(hybrid, "0.5.10", "mamba_ssm_dtype:bfloat16").state_bytes == 10 * MIB
+    plain = pool(decoder(layers=attention(1)), "0.5.10", "").pool_bytes
+    # kv_cache_configurator.py, _handle_max_mamba_cache: a number of states, else the ratio of their memory to that of tokens
+    fixed = pool(hybrid, "0.5.10", "max_mamba_cache_size:43")
+    assert (plain - fixed.pool_bytes, fixed.running) == (43 * 20 * MIB, 43 // 3)
+    even = pool(hybrid, "0.5.10", "mamba_full_memory_ratio:1")
+    assert plain - even.pool_bytes == plain // 2 // (20 * MIB) * 20 * MIB
+    assert pool(hybrid, "0.5.20", "max_mamba_cache_size:43").running == 43 // 5  # with two more for each request
+
+
+@pytest.mark.parametrize(
+    ("model", "running"),
+    [("granite-4.0-h-micro", 12), ("Qwen3.8-27B-FP8", 24)],  # max_mamba_cache_size: 38 // 3, and "capped to 24" of 124
+)
+def test_published_logs_have_as_many_states(model: str, running: int):
+    row = next(row for row in read_rows("sglang") if row.cells["model"] == model)
+    assert pool_of(row).running == running
+
+
+def test_a_published_log_with_states_in_16_bits_and_drafted_tokens():
+    # index: "max_mamba_cache_size: 43, conv_state 0.12GB" and "#tokens: 171008": Qwen3.6-27B on an A100 with SGLang 0.5.17
+    query = f"{SGLANG.replace('qwen3-8b', 'qwen3.6-27b')}&gpu=a100-80gb&engine_version=0.5.17&util=0.92&max_model_len=169000"
+    report = estimate(parse_query(f"{query}&max_num_seqs=4&pool=mamba_ssm_dtype:bfloat16&speculative=mtp:5"))
+    assert report.serve.kv_tokens == pytest.approx(171_008, rel=0.02)
+    assert report.serve.kv_tokens_low < 171_008 < report.serve.kv_tokens_high
+
+
+def test_an_answer_has_the_pool_of_the_logs():
+    # NCCL's memory is in the fitted bytes between ranks: it was taken off twice
+    row = next(row for row in read_rows("sglang") if row.cells["gpu"] == "l4" and row.cells["tp"] == "4")
+    request = replace(request_of(row), gpu="l4")
+    served = estimate(request).serve
+    assert served.kv_tokens == pytest.approx(row.integer("kv_tokens"), rel=0.02)
+    assert served.kv_tokens_low < row.integer("kv_tokens") < served.kv_tokens_high
+
+
+def test_the_range_is_as_wide_as_free_memory_differs():
+    # tests/measured/published/serving.csv: free memory on a DGX Spark, and between ranks on MI355X
+    for gpu, more, band in (("dgx-spark", "", 4), ("mi355x", "&tp=2", 8), ("mi355x", "", 1), ("h100-80gb", "&tp=2", 1)):
+        served = estimate(parse_query(f"{SGLANG}&gpu={gpu}{more}")).serve
+        assert served.kv_cache_bytes - served.kv_cache_low_bytes == band * GIB, gpu
+        assert any(f"up to {band} GiB" in reason for reason in served.reasons)
+
+
+def test_what_a_bound_of_the_pool_leaves_is_a_change():
+    query = f"{SGLANG}&gpu=h100-80gb&max_model_len=8k&pool=max_total_tokens:16384&want=4x8k"
+    served = estimate(parse_query(query)).serve
+    assert (served.kv_tokens, served.want.fits) == (16_384, False)
+    assert "--max-total-tokens 16384" in served.command
+    assert served.levers[0].flags == "--max-total-tokens 32768"
+    assert parse_query(f"{SGLANG}&{served.levers[0].query}").pool == (("max_total_tokens", "32768"),)
+
+
 def test_no_more_requests_run_at_once_than_states_allow():
-    hybrid = replace(decoder(layers=(*attention(1), *states(1, 50 * MIB))), model_type="qwen3_next")
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, 25 * MIB))), model_type="qwen3_next")
     answer = served(hybrid, context_length=1024)
     assert answer.kv_tokens // 1024 > answer.requests_at_once == answer.contexts[0].requests
     plain = served(context_length=64)  # max_running_requests is at most 4,096
@@ -282,7 +365,7 @@ def test_no_more_requests_run_at_once_than_states_allow():
 
 
 def test_a_requested_number_of_requests_does_not_fit_if_states_do_not_allow_it():
-    hybrid = replace(decoder(layers=(*attention(1), *states(1, 50 * MIB))), model_type="qwen3_next")
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, 25 * MIB))), model_type="qwen3_next")
     flags = resolve_sglang(parse_query(f"{SGLANG}&gpu=rtx-4090"), hybrid, GPU)
     most = plan_pool(hybrid, flags, GPU).running
     fits = [answer_sglang(hybrid, flags, GPU, model="org/model", want=(count, 64), auto=False).want.fits for count in (8, most + 1)]

@@ -101,7 +101,7 @@ STATES = (
 def test_the_states_of_drafted_tokens_are_sglangs_own(
     release: Release, rest: int, state: int, verified: int, running: int, left: int
 ):
-    hybrid = replace(decoder(layers=(*attention(1), *states(1, state * MIB // 2))), model_type="qwen3_next")
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, state * MIB // 4))), model_type="qwen3_next")
     flags = resolved(hybrid, f"ngram:{verified - 1}", release, f"&max_num_seqs={running}")
     assert plan_pool(hybrid, flags, GPU).state_bytes == state * MIB
     found = plan_pool(hybrid, replace(flags, fraction=0.0), GPU)
@@ -110,7 +110,7 @@ def test_the_states_of_drafted_tokens_are_sglangs_own(
 
 
 def test_no_tokens_are_left_if_no_state_fits():
-    hybrid = decoder(layers=(*attention(1), *states(1, 75 * MIB)))
+    hybrid = decoder(layers=(*attention(1), *states(1, 75 * MIB // 2)))
     flags = replace(resolved(hybrid, "ngram:3"), fraction=0.0)
     held = plan_pool(hybrid, flags, GPU).weights_bytes + GIB // 20
     sizes = [plan_pool(hybrid, flags, GPU, change=held + rest * MIB).pool_bytes for rest in (-100, 100, 10_000)]

@@ -276,6 +276,20 @@ def test_sglangs_flags_are_read_from_its_arguments():
     assert read_startup(args.replace("max_running_requests=64", "max_running_requests=None")).number("max_num_seqs") is None
 
 
+def test_sglangs_arguments_are_a_dict_from_0_5_19_on():
+    # entrypoints/engine.py, logger.info(f"server_args={server_args.resolved_dict()}")
+    said = "'tp_size': 2, 'context_length': 262144, 'mem_fraction_static': 0.85, 'kv_cache_dtype': 'fp8_e4m3', 'page_size': 64"
+    more = "'max_total_tokens': 1048576, 'max_mamba_cache_size': None, 'mamba_ssm_dtype': 'bfloat16', 'swa_full_tokens_ratio': 0.8"
+    drafts = "'speculative_algorithm': 'EAGLE', 'speculative_draft_model_path': None, 'speculative_num_draft_tokens': 4"
+    pool = "Mamba Cache is allocated. max_mamba_cache_size: 43\nmax_total_num_tokens=5"
+    log = read_startup(f"server_args={{'model_path': 'Qwen/Qwen3.6-27B', {said}, {more}, {drafts}}}\n{pool}")
+    assert (log.arch, log.remarks()) == ("hf:qwen3.6-27b", [])
+    assert log.query() == (
+        "mode=serve&engine=sglang&tp=2&max_model_len=262144&util=0.85&kv=fp8&speculative=mtp:3"
+        "&pool=max_total_tokens:1048576,page_size:64,mamba_ssm_dtype:bfloat16"
+    )
+
+
 def test_prefixes_of_models_with_states_are_cached_if_the_log_says_so():
     hybrid = LOG + "Setting attention block size to 544 tokens to ensure that attention page size is >= mamba page size\n"
     assert "prefix_caching" not in read_startup(hybrid + "enable_prefix_caching=False").query()
