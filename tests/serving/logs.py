@@ -31,7 +31,7 @@ from sizer.serving.cache import plan_cache
 from sizer.serving.flags import Flags, resolve_flags
 from sizer.serving.layout import weights_bytes
 from sizer.serving.plan import Plan, make_plan
-from sizer.serving.sglang import Pool, plan_pool, ranks_bytes, resolve_sglang
+from sizer.serving.sglang import Pool, plan_pool, resolve_sglang
 from sizer.tracing.device import Device
 from tests.serving.log_table import ROWS, read_cells
 
@@ -141,8 +141,7 @@ def pool_of(row: Row) -> Pool:
     architecture, gpu = _facts(row)
     flags = resolve_sglang(request_of(row), architecture, gpu)
     if (free := row.number("available_gib")) is not None:
-        held = gpu.context_bytes + ranks_bytes(flags, gpu)
-        flags = replace(flags, used_bytes=flags.total_bytes - held - round(free * GIB))
+        flags = replace(flags, used_bytes=plan_pool(architecture, flags, gpu).free_bytes - round(free * GIB))
     return plan_pool(architecture, flags, gpu)
 
 

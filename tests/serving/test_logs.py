@@ -40,10 +40,11 @@ def test_tokens_end_to_end():
 
 
 def test_sglangs_pool_follows_from_its_share():
-    known = [one.tokens for one in errors("sglang") if one.tokens is not None]
-    assert len(known) >= 15
-    assert middle(known)[0] <= 0.5
-    assert middle(known)[1] <= 4.0
+    known = [one for one in errors("sglang") if one.tokens is not None]
+    assert len(known) >= 23
+    assert middle([one.tokens for one in known])[0] <= 0.5
+    assert middle([one.tokens for one in known if not one.row.cells["reason"]])[1] <= 4.0
+    assert middle([one.tokens for one in known])[1] <= 7.0
     assert middle([one.planned for one in errors("sglang")])[1] <= 0.05  # pools of full attention and of windows (Gemma 4)
 
 
