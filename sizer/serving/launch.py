@@ -169,6 +169,7 @@ _UNCOUNTED_WORDS = """
     page-size mm- skip-mm-profiling compilation-config max-seq-len-to-capture
     cuda-graph cudagraph max-cudagraph hf-overrides json-model-override decode-context-parallel dcp prefill-context-parallel
     kv-transfer-config kv-offloading hicache enable-hierarchical enable-sleep-mode enable-memory-saver rope- mamba runner task
+    disable-decode-cuda disable-prefill-cuda disable-piecewise moe-dense enable-dp-lm enable-return-routed
     enable-dp-attention enable-two-batch-overlap moe-a2a-backend enable-deepep enable-eplb enable-dbo
     disable-hybrid-kv-cache-manager enable-torch-compile torch-compile
     data-parallel-size-local

@@ -589,10 +589,13 @@ def _at_once(pool: Pool, flags: SglangFlags) -> float:
 def _starts(pool: Pool, low: Pool, high: Pool) -> Starts:
     """Return whether there is room for a token: SGLang does not ask for one request of the longest length.
 
-    A draft outside of the static share has to fit the rest of the memory.
+    A draft outside of the static share has to fit the rest of the memory. A model with states needs those of one request
+    (managers/tp_worker.py, "max_running_request is zero", 0.4.4 to 0.5.23).
     """
-    if low.is_exhausted:
+    if low.is_exhausted or not high.running:
         return False
+    if not low.running and pool.tokens:
+        return "uncertain"
     if high.is_exhausted and pool.tokens:
         return "uncertain"
     return True if low.tokens > 0 else "uncertain" if high.tokens > 0 and pool.pool_bytes > 0 else False
@@ -612,8 +615,13 @@ def _message(pool: Pool, flags: SglangFlags) -> str:
     """
     if pool.is_exhausted:
         return "torch.OutOfMemoryError: CUDA out of memory"
+    if pool.tokens and not pool.running and flags.release >= (0, 5, 14):
+        return (
+            "Hybrid (mamba/linear-attention) state cache is too small to serve any requests. Try: (1) reduce "
+            "--max-running-requests, (2) increase --mem-fraction-static, or (3) use GPUs with more memory."
+        )
     if pool.tokens:
-        return ""
+        return "" if pool.running else "max_running_request is zero"
     if flags.release >= (0, 5, 14) and pool.pool_bytes <= 0:
         loaded = sglang_rules_of(flags.release).loaded_bytes
         least = (pool.weights_bytes + pool.draft_bytes + loaded) / pool.free_bytes

@@ -131,7 +131,8 @@ _SGLANG: dict[str, tuple[str, ...]] = {
     "draft_model": (r"speculative_draft_model_path='([^']{1,300})'",),
     "draft_tokens": (r"speculative_num_draft_tokens=([0-9]{1,4})\b",),
     "draft_steps": (r"speculative_num_steps=([0-9]{1,4})\b",),
-    **{name: (rf"\b{name}='?({pattern})\b",) for name, (pattern, _) in POOL_FLAGS.items()},
+    # not of "max_mamba_cache_size=4, mamba_ratio=5" in an error, nor of "Computed max_mamba_cache_size=0 (total"
+    **{name: (rf"\b{name}='?({pattern})\b(?!, mamba_ratio|, [0-9]| \(total)",) for name, (pattern, _) in POOL_FLAGS.items()},
     "weights_gib": (r"Load weight end\..{0,300}?mem usage=(-?[0-9.]+) GB",),
     "kv_tokens": (r"max_total_num_tokens=([0-9]+)", r"KV Cache is allocated\..{0,100}?#tokens: ([0-9]+)"),
     "free_gib": (r"Load weight begin\. avail mem=([0-9.]+) GB",),
@@ -162,6 +163,7 @@ _FAILURES = (
     ("the server's share of the memory was not free", r"Free memory on device.{0,60}?is less than"),
     ("the sampler ran out of memory", r"out of memory occurred when warming up sampler"),
     ("not enough memory for the pool", r"Not enough memory\. Please try to increase --mem-fraction-static"),
+    ("not enough memory for the pool of states", r"state cache is too small to serve|Not enough GPU memory for hybrid"),
     ("graphs ran out of memory", r"Capture (?:CUDA|cuda|piecewise CUDA) graph failed"),
     ("not enough memory for the pool", r"Loaded weights leave no GPU memory for the KV cache"),
     ("out of memory", r"CUDA out of memory"),

@@ -356,6 +356,13 @@ def test_what_a_bound_of_the_pool_leaves_is_a_change():
     assert parse_query(f"{SGLANG}&{served.levers[0].query}").pool == (("max_total_tokens", "32768"),)
 
 
+def test_a_server_without_the_states_of_one_request_does_not_start():
+    hybrid = replace(decoder(layers=(*attention(1), *states(1, 5 * MIB))), model_type="qwen3_next")
+    for slots, starts in ((4, False), (5, True)):  # five states for each request; resolve_max_num_reqs, 0.5.23
+        answer = served(hybrid, pool=(("max_mamba_cache_size", str(slots)),))
+        assert (answer.starts, "state cache is too small" in answer.message) == (starts, not starts)
+
+
 def test_no_more_requests_run_at_once_than_states_allow():
     hybrid = replace(decoder(layers=(*attention(1), *states(1, 25 * MIB))), model_type="qwen3_next")
     answer = served(hybrid, context_length=1024)

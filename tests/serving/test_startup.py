@@ -290,6 +290,14 @@ def test_sglangs_arguments_are_a_dict_from_0_5_19_on():
     )
 
 
+def test_a_pool_of_states_that_holds_no_request_is_named():
+    # kv_cache_configurator.py, resolve_max_num_reqs, 0.5.23: the number is computed, no flag
+    error = "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any requests. "
+    log = read_startup(f"{error}max_mamba_cache_size=4, mamba_ratio=5, resulting max_num_reqs=0.")
+    assert (log.engine, log.failure) == ("sglang", "not enough memory for the pool of states")
+    assert log.query() == "mode=serve&engine=sglang"
+
+
 def test_prefixes_of_models_with_states_are_cached_if_the_log_says_so():
     hybrid = LOG + "Setting attention block size to 544 tokens to ensure that attention page size is >= mamba page size\n"
     assert "prefix_caching" not in read_startup(hybrid + "enable_prefix_caching=False").query()
