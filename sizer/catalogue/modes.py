@@ -11,7 +11,7 @@ SERVER_FIELDS = (
     *("engine", "engine_version", "util", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv", "dp", "ep"),
     *("server_weights", "enforce_eager", "api", "sampler", "prefix_caching", "kv_bytes", "used", "outside", "graphs", "want"),
     *("max_loras", "max_lora_rank", "fully_sharded_loras", "cpu_offload_gb", "dcp", "speculative", "gpu_layers", "cpu_moe"),
-    *("fa", "pool"),
+    *("fa", "attn_dp", "pool"),
 )
 OFFLOADED = ("offloaded", "offloaded_static")  # caches on the host, except the current layer's
 QUANTIZED = "quantized"  # a 4-bit cache, except the last tokens

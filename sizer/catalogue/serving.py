@@ -82,7 +82,7 @@ _ROWS = (
         title="SGLang",
         oldest=(0, 4, 0),
         newest=(0, 5, 23),
-        takes=(*_SHARED, "prefix_caching", "kv", "tp", "engine_version", "weights", "speculative", "pool"),
+        takes=(*_SHARED, "prefix_caching", "kv", "tp", "engine_version", "weights", "speculative", "attn_dp", "pool"),
     ),
     Engine(
         key="llama.cpp",

@@ -1050,6 +1050,12 @@ KEYS: dict[str, Key] = {
         otherwise="none",
         needs=of_engines("speculative"),
     ),
+    "attn_dp": _field(
+        "attn_dp",
+        whole_number(MAX_TP, "attn_dp=8"),
+        allowed=f"1 to {MAX_TP}: data parallel size of attention within tp, as with --enable-dp-attention, with engine=sglang",
+        needs=of_engines("attn_dp"),
+    ),
     "pool": _field(
         "pool",
         read_pool,

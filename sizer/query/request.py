@@ -170,6 +170,7 @@ class Request:
     gpu_layers: int | None = None
     cpu_moe: int = 0
     speculative: tuple[str, int] | None = None
+    attn_dp: int = 1
     pool: tuple[tuple[str, str], ...] | None = None
     loss: str = "full"
     step: str = "after"

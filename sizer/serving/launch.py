@@ -125,6 +125,7 @@ _VALUES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("tp-size", "tp", "tensor-parallel-size"), "tp"),
         **dict.fromkeys(("pp-size", "pp", "pipeline-parallel-size"), "pp"),
         **dict.fromkeys(("dp-size", "dp", "data-parallel-size"), "dp"),
+        **dict.fromkeys(("attn-dp-size", "attention-data-parallel-size"), "attn_dp"),
         **dict.fromkeys(("ep-size", "ep", "expert-parallel-size"), "ep"),
         "kv-cache-dtype": "kv",
         "quantization": "layout",
@@ -160,6 +161,7 @@ _SWITCHES: dict[str, dict[str, tuple[str, str]]] = {
         "disable-cuda-graph": ("enforce_eager", "1"),
         "enable-ep-moe": ("ep", "1"),
         "disable-radix-cache": ("prefix_caching", "0"),
+        "enable-dp-attention": ("dp_attention", "1"),
     },
 }
 # Prefixes of flags that change memory and have no counterpart here.
@@ -170,7 +172,7 @@ _UNCOUNTED_WORDS = """
     cuda-graph cudagraph max-cudagraph hf-overrides json-model-override decode-context-parallel dcp prefill-context-parallel
     kv-transfer-config kv-offloading hicache enable-hierarchical enable-sleep-mode enable-memory-saver rope- mamba runner task
     disable-decode-cuda disable-prefill-cuda disable-piecewise moe-dense enable-dp-lm enable-return-routed
-    enable-dp-attention enable-two-batch-overlap moe-a2a-backend enable-deepep enable-eplb enable-dbo
+    enable-two-batch-overlap moe-a2a-backend enable-deepep enable-eplb enable-dbo
     disable-hybrid-kv-cache-manager enable-torch-compile torch-compile
     data-parallel-size-local
     load-format dtype device max-prefill-tokens enable-multimodal is-embedding
@@ -196,7 +198,7 @@ _DIRECTIONS = {
     "offload": "weights leave the device: more tokens than planned",
     "torchao": "weights are smaller: more tokens than planned",
     "kt-": "experts leave the devices: more tokens than planned",
-    "enable-dp-attention": "each tensor-parallel GPU has separate requests: more tokens than planned",
+    **dict.fromkeys(("enable-dp-lm", "moe-dense"), "weights are replicated: fewer tokens than planned"),
     **dict.fromkeys(("decode-context-parallel", "dcp"), "each rank keeps a part of a request: more tokens than planned"),
 }
 # Prefixes of flags that do not change device memory.
@@ -232,7 +234,7 @@ _IRRELEVANT_WORDS = """
 _IRRELEVANT = tuple(_IRRELEVANT_WORDS.split())
 _NUMBERS = (
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "util", "tp", "pp", "dp", "kv_bytes", "max_loras"),
-    *("max_lora_rank", "cpu_offload_gb", "dcp"),
+    *("max_lora_rank", "cpu_offload_gb", "dcp", "attn_dp"),
 )
 _HINTS = {
     ("vllm", "mem-fraction-static"): "--gpu-memory-utilization",
@@ -456,8 +458,10 @@ def read_launch(text: str) -> Launch:
             unmatched += [unread_head(drafter)] if counted.partition(":")[0] in (EAGLE, EAGLE3) and drafter else []
         else:
             unmatched += [f"{one}: {UNCOUNTED_DRAFT}" for one in drafting]
-    if any(name == "enable-dp-attention" for name, _ in pairs) and (copies := items.pop("dp", None)) is not None:
-        read = [row for row in read if row[1] != f"dp={copies}"]  # SGLang's copies are then on the same GPUs
+    if items.pop("dp_attention", None) is not None and (groups := items.pop("dp", None)) is not None:
+        items["attn_dp"] = groups  # groups within the GPUs of tensor parallel
+        read = [row for row in read if row[1] not in (f"dp={groups}", "dp_attention=1")]
+        read.append((f"--enable-dp-attention --dp-size {groups}", f"attn_dp={groups}"))
     if adapters:
         if not {"max_loras", "max_lora_rank"} & items.keys():
             items["max_loras"] = "1"

@@ -13,6 +13,7 @@ States are in float32 unless `pool` says otherwise: a config's own mamba_ssm_dty
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,11 +28,11 @@ from sizer.catalogue.heads import draft_method_of, repository_of
 from sizer.catalogue.serving import AUTO, DRAFT_MODEL, EAGLE, EAGLE3, MTP, NGRAM, format_release
 from sizer.report.served import ContextRow, Served, Starts, Want, both
 from sizer.serving.answer import contexts_of
-from sizer.serving.architecture import SLIDING, STATE, Architecture, Layer
+from sizer.serving.architecture import ENCODER, SLIDING, STATE, Architecture, Layer
 from sizer.serving.cache import state_bytes, token_bytes
 from sizer.serving.drafts import JOINED, draft_bytes, unshared_bytes, with_draft
 from sizer.serving.flags import HOPPER, UNNAMED_LENGTH, Flags, check_engine, check_ranks, layout_of, release_of
-from sizer.serving.layout import weights_bytes
+from sizer.serving.layout import allocated, tensors, weights_bytes
 from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_changes
 from sizer.serving.rules import AITER_TOKENS, Release, SglangRules, sglang_rules_of
 
@@ -53,6 +54,10 @@ LATENT_GRAPHS_MIB = 1536  # for the prefill graphs of a model with MLA
 # Text models in checkpoints that are served without images unless requested; configs/model_config.py, mm_disabled_models.
 WITHOUT_IMAGES = ("gemma3_text", "llama4_text")
 CUDA_MAKERS = ("NVIDIA", "")  # a custom device has no maker
+PADDED_BATCH = 300  # requests of the largest graph from which on attention's data parallel reserves more; server_args.py, 0.5.3
+ATTN_DP_SINCE, ATTN_DP_NAMED = (0, 5, 3), (0, 5, 22)  # releases with the rules that are planned, and with --attn-dp-size
+# Weights that data parallel of attention splits among fewer ranks; the head and feed-forward layers stay with all.
+ATTENDS = re.compile(r"\.(?:self_attn|attn|attention|linear_attn|mixer|mamba)\.|\b(?:embed_tokens|wte|word_embeddings)\.")
 IMAGES_SINCE, SPARSE_SINCE = (0, 5, 18), (0, 5, 5)
 BLACKWELL = (10, 0)
 IMAGES_BYTES = 100 * MIB  # environ.py, SGLANG_VLM_CACHE_SIZE_MB; kv_cache_configurator.py, mm_runtime_reservation_gb
@@ -77,7 +82,8 @@ class SglangFlags:
     kernels.
 
     `draft` is the method of speculative decoding, a draft model or a head, empty without; `draft_tokens` are the tokens that
-    it drafts at once. `pool` are flags that bound or divide the pool, with their values.
+    it drafts at once. `pool` are flags that bound or divide the pool, with their values. `attn_dp` is the number of groups of
+    tensor-parallel ranks whose attention has requests of its own; chunked_prefill_size is that of all groups.
     """
 
     release: Release
@@ -106,7 +112,18 @@ class SglangFlags:
     aiter: bool = False
     draft: str = ""
     draft_tokens: int = 0
+    attn_dp: int = 1
     pool: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def attn_tp(self) -> int:
+        """Return the ranks that split the attention of a request."""
+        return self.tp // self.attn_dp
+
+    @property
+    def copies(self) -> int:
+        """Return how many pools hold requests of their own."""
+        return self.dp * self.attn_dp
 
     def setting(self, name: str, default: float) -> float:
         """Return the number of a flag of the pool, or its default."""
@@ -125,21 +142,23 @@ class SglangFlags:
     @property
     def requests(self) -> int | None:
         """Return how many requests run at once in one copy, None if the tokens of the pool decide it."""
-        return self.running or (DRAFTED_REQUESTS if self.draft else None)
+        asked = self.running or (DRAFTED_REQUESTS if self.draft else None)
+        return asked and max(1, asked // self.attn_dp)
 
     def shown(self) -> dict[str, bool | int | float | str | None]:
         """Return the flags by SGLang's own names, and the longest request by the name that all servers share."""
         return {
             "max_model_len": self.context_length,
             "mem_fraction_static": self.fraction,
-            "chunked_prefill_size": self.chunked_prefill_size,
+            "chunked_prefill_size": self.chunked_prefill_size // self.attn_dp,
             "cuda_graph_max_bs": self.graph_batch,
-            "max_running_requests": self.requests,
+            "max_running_requests": self.requests and self.requests * self.attn_dp,
             "kv_cache_dtype": self.kv,
             "disable_radix_cache": not self.prefixes,
             "tp_size": self.tp,
             "pp_size": self.pp,
             "dp_size": self.dp,
+            "attn_dp_size": self.attn_dp,
             "quantization": self.layout,
             "speculative_algorithm": ALGORITHMS.get(self.draft_method),
             "speculative_num_draft_tokens": self.draft_tokens + 1 if self.draft else None,
@@ -186,6 +205,8 @@ def default_fraction(flags: SglangFlags, total_mib: float) -> float:
     reserved = 512 + max(flags.chunked_prefill_size, 2048) * 1.5 + flags.tp * flags.pp / 8 * 1024
     if rules.eager_decode or not flags.eager:
         reserved += flags.graph_batch * 2
+    if flags.attn_dp > 1:
+        reserved += flags.graph_batch * flags.attn_dp * (4.5 if flags.graph_batch > PADDED_BATCH else 3)
     reserved += _prefill_graphs_mib(rules, flags)
     if total_mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
@@ -274,9 +295,11 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
         aiter=gpu.maker == "AMD" and (architecture.latent is None or architecture.heads // request.tp in AITER_HEADS),
         draft=request.speculative[0] if request.speculative else "",
         draft_tokens=request.speculative[1] if request.speculative else 0,
+        attn_dp=request.attn_dp,
         pool=request.pool or (),
     )
     _check_draft(flags, architecture)
+    _check_groups(flags)
     return with_fraction(flags)
 
 
@@ -293,6 +316,18 @@ def _check_draft(flags: SglangFlags, architecture: Architecture) -> None:
         given, allowed, todo = f"{flags.draft} with pp={flags.pp}", "pp=1: SGLang refuses both by default", "ask for more tp"
     if given:
         raise RequestError(refusals=[Refusal(key="speculative", given=given, allowed=allowed, todo=todo)])
+
+
+def _check_groups(flags: SglangFlags) -> None:
+    """Raise RequestError for groups of attention that do not divide the ranks, or whose rules are not known."""
+    given, allowed, todo = f"{flags.attn_dp}", "", "ask for attn_dp=1"
+    if flags.tp % flags.attn_dp:
+        given, allowed = f"{flags.attn_dp} with tp={flags.tp}", "a divisor of tp"
+    elif flags.attn_dp > 1 and flags.release < ATTN_DP_SINCE:
+        given = f"{flags.attn_dp} with engine_version={format_release(flags.release)}"
+        allowed, todo = f"SGLang {format_release(ATTN_DP_SINCE)} or later", "ask for a later version"
+    if allowed:
+        raise RequestError(refusals=[Refusal(key="attn_dp", given=given, allowed=allowed, todo=todo)])
 
 
 def with_drafter(architecture: Architecture, flags: SglangFlags, gpu: Gpu, model: Architecture | None) -> Architecture:
@@ -387,7 +422,7 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
     free = flags.total_bytes - flags.used_bytes - context - ranks_bytes(flags, gpu)
     static = round(free * static_share(flags))
     layout, rules = _layout_flags(architecture, flags, gpu), sglang_rules_of(flags.release)
-    weights = weights_bytes(architecture, layout)
+    weights = _weights_bytes(architecture, layout, flags)
     draft = unshared_bytes(architecture, layout) if rules.draft_in_share else 0
     images = IMAGES_BYTES if flags.encodes and flags.release >= IMAGES_SINCE else 0
     rest = static - weights - draft - rules.loaded_bytes - images + change
@@ -397,14 +432,14 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
     paged = gpu.maker in CUDA_MAKERS and (gpu.capability or HOPPER)[0] == BLACKWELL[0]
     windows = () if paged and architecture.model_type.startswith(rules.paged_windows) else layers
     windowed = [number for number, layer in enumerate(windows) if _has_window(number, layer, architecture, flags)]
-    bytes_of = [token_bytes(one, flags.tp, itemsize) for one in layers]
+    bytes_of = [token_bytes(one, flags.attn_tp, itemsize) for one in layers]
     slides = sum(bytes_of[number] for number in windowed)
     full = sum(bytes_of) - slides
     more = _draft_token_bytes(architecture, flags, bytes_of, windowed)
     full, slides = full + more[0], slides + more[1]
     token = round(full + slides * flags.setting("swa_full_tokens_ratio", SLIDING_RATIO)) if full else slides
     served = replace(architecture, state_itemsize=flags.state_itemsize)
-    state = sum(state_bytes(one, served, flags.tp) for one in layers if one.kind == STATE)
+    state = sum(state_bytes(one, served, flags.attn_tp) for one in layers if one.kind == STATE)
     pool, most = _without_states(rest, state, flags, architecture) if state and token else (rest, RUNNING[1])
     tokens = max(0, pool) // token if token else 0
     bound = int(flags.setting("max_total_tokens", tokens))
@@ -417,7 +452,7 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
     if architecture.draft is not None:
         if rules.draft_headroom and tokens:
             tokens += (flags.requests or 0) * (2 * flags.draft_tokens + 1) + 100
-        own = sum(token_bytes(one, flags.tp, itemsize) for one in architecture.draft.layers)
+        own = sum(token_bytes(one, flags.attn_tp, itemsize) for one in architecture.draft.layers)
         outside = (0 if rules.draft_in_share else draft_bytes(architecture, layout)) + tokens * max(0, own - sum(more))
     return Pool(
         free_bytes=free,
@@ -431,6 +466,26 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
         draft_bytes=draft,
         outside_bytes=outside,
     )
+
+
+def _weights_bytes(architecture: Architecture, layout: Flags, flags: SglangFlags) -> int:
+    """Return the bytes of the weights of one rank; with groups of attention, a group has all of attention's.
+
+    Source: models/deepseek_v2.py, qwen3_moe.py and others, attn_tp_size, and layers/vocab_parallel_embedding.py,
+    use_attn_tp_group, 0.5.3 to 0.5.23.
+    """
+    if flags.attn_dp == 1:
+        return weights_bytes(architecture, layout)
+    def part(attends: bool) -> Architecture:
+        weights, idle = (
+            tuple(one for one in all_of if (ATTENDS.search(one.name) is not None and not ENCODER.search(one.name)) == attends)
+            for all_of in (architecture.weights, architecture.idle_weights)
+        )
+        rows, buffers = ((), ()) if attends else (architecture.rotary_rows, architecture.step_buffers)
+        return replace(architecture, weights=weights, idle_weights=idle, rotary_rows=rows, step_buffers=buffers)
+
+    grouped = replace(layout, tp=flags.attn_tp)
+    return allocated([*tensors(part(True), grouped), *tensors(part(False), layout)])
 
 
 def _draft_token_bytes(
@@ -583,7 +638,7 @@ def answer_sglang(
 
 def _at_once(pool: Pool, flags: SglangFlags) -> float:
     """Return how many requests of the longest length run at once on all copies."""
-    return min(pool.tokens / flags.context_length, pool.running) * flags.dp
+    return min(pool.tokens / flags.context_length, pool.running) * flags.copies
 
 
 def _starts(pool: Pool, low: Pool, high: Pool) -> Starts:
@@ -634,7 +689,7 @@ def _message(pool: Pool, flags: SglangFlags) -> str:
 
 def _wanted(pool: Pool, low: Pool, high: Pool, flags: SglangFlags, want: tuple[int, int]) -> Want:
     requests, tokens = want
-    each = -(-requests // flags.dp)
+    each = -(-requests // flags.copies)
     needed = each * tokens
     allowed = tokens <= flags.context_length and each <= pool.running
     fits: Starts = allowed and needed <= low.tokens
@@ -646,18 +701,18 @@ def _wanted(pool: Pool, low: Pool, high: Pool, flags: SglangFlags, want: tuple[i
 
 def _contexts(pool: Pool, flags: SglangFlags, want: tuple[int, int] | None) -> Iterator[ContextRow]:
     for context in contexts_of(CONTEXTS, flags.context_length, want):
-        yield ContextRow(context=context, requests=min(pool.tokens // context, pool.running) * flags.dp)
+        yield ContextRow(context=context, requests=min(pool.tokens // context, pool.running) * flags.copies)
 
 
 def _changes(architecture: Architecture, flags: SglangFlags, want: tuple[int, int] | None) -> Iterator[Change]:
     requests, tokens = want or (0, 0)
-    here = -(-requests // flags.dp)
+    here = -(-requests // flags.copies)
     if flags.requests is not None and flags.requests < here:
         yield Change(
-            flag=f"--max-running-requests {here}",
-            query=f"max_num_seqs={here}",
-            fields={"running": here},
-            note=f"at most {here} requests run at once",
+            flag=f"--max-running-requests {here * flags.attn_dp}",
+            query=f"max_num_seqs={here * flags.attn_dp}",
+            fields={"running": here * flags.attn_dp},
+            note=f"at most {here * flags.attn_dp} requests run at once",
         )
     if here * tokens > (bound := int(flags.setting("max_total_tokens", here * tokens))) > 0:
         pool = dict(flags.pool) | {"max_total_tokens": str(here * tokens)}
@@ -700,9 +755,12 @@ def sglang_command(model: str, flags: SglangFlags) -> str:
         *("--chunked-prefill-size", str(flags.chunked_prefill_size)),
     ]
     words += ["--disable-cuda-graph"] if flags.eager else ["--cuda-graph-max-bs", str(flags.graph_batch)]
-    words += ["--max-running-requests", str(flags.requests)] if flags.requests else []
+    words += ["--max-running-requests", str(flags.requests * flags.attn_dp)] if flags.requests else []
     for name, value in (("--tp", flags.tp), ("--pp-size", flags.pp), ("--dp", flags.dp)):
         words += [name, str(value)] if value > 1 else []
+    if flags.attn_dp > 1:
+        named = flags.release >= ATTN_DP_NAMED
+        words += ["--attn-dp-size" if named else "--dp", str(flags.attn_dp), *([] if named else ["--enable-dp-attention"])]
     words += ["--kv-cache-dtype", "fp8_e4m3"] if flags.kv == "fp8" else []
     words += [] if flags.prefixes else ["--disable-radix-cache"]
     words += ["--quantization", "fp8"] if flags.layout == "fp8" else []

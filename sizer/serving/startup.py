@@ -117,6 +117,8 @@ _SGLANG: dict[str, tuple[str, ...]] = {
     "tp": (r"\btp_size=([0-9]+)",),
     "pp": (r"\bpp_size=([0-9]+)",),
     "dp": (r"\bdp_size=([0-9]+)",),
+    "attn_dp": (r"\battn_dp_size=([0-9]+)",),
+    "dp_attention": (r"enable_dp_attention=(True)",),
     "util": (r"mem_fraction_static=([0-9.]+)",),
     "layout": (r"\bquantization='([\w-]+)'", r"\bquant=(?!None)([\w-]+)"),
     "kv": (r"kv_cache_dtype='([\w.]+)'",),
@@ -150,7 +152,6 @@ _UNCOUNTED = (
         "limits of images: as many of the largest images as without them are encoded",
     ),
     (r"'num_gpu_blocks_override': [0-9]", "num_gpu_blocks_override, which sets the cache"),
-    (r"enable_dp_attention=True", "DP attention of SGLang"),
     (r"enable_sleep_mode=True|'enable_sleep_mode': True", "sleep mode: its memory pool rounds each tensor"),
     (r"platform (?:cpu|tpu|npu|xpu|hpu|neuron)\b|device_config=(?:cpu|npu|tpu|xpu|hpu)", "another backend than CUDA and ROCm"),
 )
@@ -234,9 +235,10 @@ class StartupLog:
                 value = self.figures.get("whole_prompts", value)
             if name == "util" and isinstance(value, float) and self._prints_aiter_share():
                 value = round(value / AITER_SHARE, 6)
-            if name == "dp" and any("DP attention" in words for words in self.uncounted):
-                continue  # SGLang's copies are on the GPUs of tensor parallel then
-            if value is not None and not (name in ("tp", "pp", "dp", "dcp") and value == 1):
+            if name == "dp" and "dp_attention" in self.figures and self.engine == "sglang":
+                groups = self.number("attn_dp") or 1  # from 0.5.22 on; until then dp_size has them
+                name, value = "attn_dp", groups if groups > 1 else value
+            if value is not None and not (name in ("tp", "pp", "dp", "dcp", "attn_dp") and value == 1):
                 keys.append(f"{name}={value if isinstance(value, str) else f'{value:g}' if name == 'util' else int(value)}")
         if str(self.figures.get("kv", "auto")).startswith("fp8"):
             keys.append("kv=fp8")
@@ -496,6 +498,7 @@ _WORDS = (
     *POOL_FLAGS,
     *("engine_version", "model", "layout", "enforce_eager", "kv", "sampler", "ep", "prefix_caching", "device", "architecture"),
     *("text_alone", "enable_lora", "fully_sharded_loras", "drafts", "draft_method", "draft_model", "radix_off", "aiter"),
+    "dp_attention",
 )
 
 

@@ -78,6 +78,7 @@ RANKS = {
     "tp": ("Tensor parallel", "Number of GPUs that split each matrix.", "1"),
     "pp": ("Pipeline parallel", "Number of GPUs that split the layers.", "1"),
     "dp": ("Data parallel", "Number of copies of the attention layers.", "1"),
+    "attn_dp": ("Attention's data parallel", "Groups of tensor-parallel GPUs whose attention has requests of its own.", "1"),
     "dcp": ("Context parallel", "Number of tensor-parallel GPUs that share a request's tokens while decoding.", "1"),
 }
 
@@ -157,7 +158,8 @@ def facts(request: Request) -> Iterator[str]:
         yield f"up to {f'{length:,} tokens' if isinstance(length, int) else 'what fits'}"
     if (layout := request.server_weights or request.weights) != "checkpoint":
         yield f"weights {layout}"
-    for key, word in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data"), ("dcp", "decode context")):
+    words = {"tp": "tensor", "pp": "pipeline", "dp": "data", "dcp": "decode context", "attn_dp": "attention data"}
+    for key, word in words.items():
         if (ranks := getattr(request, key)) > 1:
             yield f"{word} parallel {ranks}"
 

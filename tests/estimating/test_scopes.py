@@ -96,6 +96,7 @@ DIFFERENCES: dict[str, tuple[str, str | None, str | None]] = {
     "cpu_moe": (f"{SERVER}&engine=llama.cpp", "0", "0"),
     "fa": (f"{SERVER}&engine=llama.cpp", None, "0"),
     "speculative": (SERVER, "ngram:2", "ngram:4"),
+    "attn_dp": (f"{SERVER}&engine=sglang&tp=2", None, "2"),
     "pool": (f"{SERVER}&engine=sglang", None, "max_total_tokens:128"),
     "max_loras": (SERVER, None, "2"),
     "max_lora_rank": (SERVER, None, "8"),

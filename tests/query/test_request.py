@@ -419,7 +419,7 @@ def test_the_complete_form_writes_defaults_too():
     server = "engine_version=0.11.2&util=0.5&max_model_len=auto&max_num_seqs=8&max_num_batched_tokens=1k&kv_bytes=1GiB"
     more = "used=1GiB&outside=1GiB&graphs=1GiB&want=2x1k&cpu_offload_gb=1&dcp=2&max_loras=1&max_lora_rank=8&speculative=mtp:1"
     asked.append(f"{LLAMA}&mode=serve&{server}&{more}")
-    asked.append(f"{LLAMA}&mode=serve&engine=sglang&pool=page_size:16")
+    asked.append(f"{LLAMA}&mode=serve&engine=sglang&tp=2&attn_dp=2&pool=page_size:16")
     asked.append(f"{LLAMA}&mode=serve&engine=llama.cpp&weights=q4_k_m&gpu_layers=4&cpu_moe=2")
     written = [[field.partition("=")[0] for field in format_query(parse_query(one), complete=True).split("&")] for one in asked]
     assert set().union(*written) == set(KEYS)
@@ -746,6 +746,7 @@ def random_server(rng: random.Random) -> dict[str, object]:
         "gpu_layers": None,
         "cpu_moe": 0,
         "fa": "auto",
+        "attn_dp": 1,
         "pool": None,
         "speculative": rng.choice((None, ("mtp", 1), ("qwen3-0.6b", 128))),
         "max_loras": (slots := rng.choice((None, 1, 1024))),

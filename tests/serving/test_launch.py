@@ -100,11 +100,14 @@ def test_flags_of_how_a_server_starts_change_no_memory():
 def test_a_short_command_of_sglang_and_its_dp_attention():
     assert read_launch("sglang serve Qwen/Qwen3-8B --tp 2").arch == "hf:qwen3-8b"
     attention = read_launch("python -m sglang.launch_server --model deepseek-ai/DeepSeek-V3 --tp 8 --enable-dp-attention --dp 8")
-    assert dict(attention.items) == {"mode": "serve", "engine": "sglang", "tp": "8"}  # on 8 GPUs
-    (line,) = attention.unmatched
-    assert line.startswith("--enable-dp-attention: each tensor-parallel GPU has separate requests")
+    assert dict(attention.items) == {"mode": "serve", "engine": "sglang", "tp": "8", "attn_dp": "8"}  # on 8 GPUs
+    assert (attention.read[-1], attention.unmatched) == (("--enable-dp-attention --dp-size 8", "attn_dp=8"), ())
+    later = read_launch("sglang serve deepseek-ai/DeepSeek-V3 --tp 8 --attn-dp-size 4 --dp 2")
+    assert {"attn_dp": "4", "dp": "2"}.items() <= later.items.items()
     log = "server_args=ServerArgs(model_path='a/b', tp_size=8, dp_size=8, enable_dp_attention=True)\nmax_total_num_tokens=5"
-    assert read_startup(log).query() == "mode=serve&engine=sglang&tp=8"
+    assert read_startup(log).query() == "mode=serve&engine=sglang&tp=8&attn_dp=8"
+    said = "{'model_path': 'a/b', 'tp_size': 8, 'dp_size': 1, 'attn_dp_size': 4, 'enable_dp_attention': True}"
+    assert read_startup(f"server_args={said}\nmax_total_num_tokens=5").query() == "mode=serve&engine=sglang&tp=8&attn_dp=4"
 
 
 def test_flags_of_sglangs_pool():

@@ -30,6 +30,7 @@ from sizer.serving.sglang import (
     plan_pool,
     ranks_bytes,
     resolve_sglang,
+    sglang_command,
     static_share,
     with_fraction,
 )
@@ -354,6 +355,44 @@ def test_what_a_bound_of_the_pool_leaves_is_a_change():
     assert "--max-total-tokens 16384" in served.command
     assert served.levers[0].flags == "--max-total-tokens 32768"
     assert parse_query(f"{SGLANG}&{served.levers[0].query}").pool == (("max_total_tokens", "32768"),)
+
+
+def test_groups_of_attention_have_requests_of_their_own():
+    # deepseek_v2.py and qwen3_moe.py, attn_tp_size: 4 key heads on 4 ranks, or on 2 in each of 2 groups
+    plain, grouped = (pool(decoder(), "0.5.20", "", tp=4, attn_dp=groups, asked_fraction=0.8) for groups in (1, 2))
+    assert grouped.token_bytes == 2 * plain.token_bytes
+    assert plain.weights_bytes < grouped.weights_bytes < pool(decoder(), "0.5.20", "", tp=2, asked_fraction=0.8).weights_bytes
+    answer, both = (served(tp=4, attn_dp=groups, asked_fraction=0.8) for groups in (1, 2))
+    assert (answer.gpus, both.gpus) == (4, 4)
+    assert both.requests_at_once == pytest.approx(2 * both.kv_tokens / 8192, abs=0.01)
+    # memory_hook.py, reserve_for_graph_mb, 0.5.19: graph_batch * groups * 3 MiB, 4.5 from 300 on
+    query = f"{SGLANG}&gpu=h200&engine_version=0.5.19&tp=8"
+    shares = [resolve_sglang(parse_query(f"{query}{more}"), decoder(), find_gpu("h200")) for more in ("", "&attn_dp=4")]
+    total_mib = (find_gpu("h200").total_bytes + DRIVER_BYTES) / MIB
+    assert shares[0].graph_batch > 300
+    assert shares[0].fraction - shares[1].fraction == pytest.approx(shares[0].graph_batch * 4 * 4.5 / total_mib, abs=1e-3)
+    assert shares[1].shown()["chunked_prefill_size"] * 4 == shares[0].shown()["chunked_prefill_size"]
+
+
+def test_attention_of_deepseek_keeps_as_much_of_a_token_in_each_group():
+    # index: "KV Cache is allocated. #tokens: 524288, KV size: 17.16 GB" of DeepSeek-R1 with tp 8 and dp 8 in FP8
+    query = f"{SGLANG.replace('qwen3-8b', 'deepseek-v3')}&gpu=b200&tp=8&attn_dp=8&kv=fp8&pool=max_total_tokens:524288"
+    served = estimate(parse_query(query)).serve
+    assert (served.kv_tokens, round(served.kv_cache_bytes / GIB, 2)) == (524_288, 17.16)
+
+
+@pytest.mark.parametrize(
+    ("more", "allowed"), [("tp=8&attn_dp=3", "a divisor of tp"), ("tp=8&attn_dp=8&engine_version=0.4.9", "SGLang 0.5.3 or later")]
+)
+def test_groups_that_are_not_planned_are_refused(more: str, allowed: str):
+    with pytest.raises(RequestError, match=allowed):
+        resolve_sglang(parse_query(f"{SGLANG}&gpu=h200&{more}"), decoder(), find_gpu("h200"))
+
+
+def test_commands_name_groups_as_their_version_does():
+    for version, words in (("0.5.21", "--dp 4 --enable-dp-attention"), ("0.5.22", "--attn-dp-size 4")):
+        flags = resolve_sglang(parse_query(f"{SGLANG}&gpu=h200&tp=8&attn_dp=4&engine_version={version}"), decoder(), GPU)
+        assert words in sglang_command("org/model", flags)
 
 
 def test_a_server_without_the_states_of_one_request_does_not_start():
