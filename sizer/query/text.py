@@ -30,7 +30,7 @@ from sizer.query.values import COMPILED_BATCHES, COMPILED_DTYPES, check_length
 USUAL_PROMPTS = (1, 2, 4, 8)  # of groups of completions
 USUAL_MICROBATCHES = 4  # for each stage of a pipeline; every microbatch is traced
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
-MAX_KEYS = 96
+MAX_KEYS = 128
 UNESCAPED = "/:@,"  # characters that a query string may hold and that values often have
 KEYS_ALLOWED = "a key that `python -m sizer --help` describes"
 # Fields that only the call of a diffusion pipeline has: with one of them a repository of the hub is read as a pipeline.

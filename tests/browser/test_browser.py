@@ -47,9 +47,15 @@ WHOLE = """() => {
 }"""  # a grid draws its cells a moment after it is there
 
 
+ENDED = """() => {
+    const app = document.querySelector("[data-testid=stApp]");
+    return app.dataset.testScriptState === "notRunning" && document.querySelector(".st-key-stop") === null;
+}"""  # a run that ends for the next part of an answer is "notRunning" for a moment, too, but its answer can be stopped
+
+
 def wait_for_the_whole(page: Page) -> None:
-    """Wait until the run that has begun has ended: what stands further down is of the run before until then."""
-    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning", timeout=ANSWER_MS)
+    """Wait until the answer and the run that shows it have ended: what stands further down is of the run before until then."""
+    page.wait_for_function(ENDED, timeout=ANSWER_MS)
 
 
 def table(page: Page) -> list[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import ANSWER_MS
+from tests.browser.test_browser import wait_for_the_whole
 from tests.browser.test_clicks import wait_for
 
 LOG = """\
@@ -47,7 +48,7 @@ def test_a_click_selects_the_command_that_starts_the_server(page: Page, app_url:
     page.goto(f"{app_url}/?{SMALL}")
     command = page.locator(".st-key-server_command").get_by_test_id("stText")
     expect(command).to_contain_text("vllm serve", timeout=ANSWER_MS)
-    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning", timeout=ANSWER_MS)
+    wait_for_the_whole(page)
     for _ in range(ATTEMPTS):  # a last run of the page may draw the text again
         command.click()
         if selected := page.evaluate("getSelection().toString().trim()"):
