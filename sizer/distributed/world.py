@@ -245,10 +245,13 @@ def _registered(create: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def _sharding_patched() -> Iterator[None]:
-    """Hide DTensor's shape propagation with fake tensors (torch/distributed/tensor/_sharding_prop.py) from the trace.
+    """Hide DTensor's propagation of shapes and placements from the trace.
 
-    The result of an in-place operator is its first argument. Fake tensors of a GPU would draw with PyTorch's generator of it.
+    It runs operators on fake tensors (torch/distributed/tensor/_sharding_prop.py), and their decompositions on meta tensors of
+    the global shape (_decompositions.py). The result of an in-place operator is its first argument. Fake
+    tensors of a GPU would draw with PyTorch's generator of it, and need no GPU as FakeTensorMode has it without one.
     """
+    from torch.distributed.tensor._decompositions import DecompShardingStrategy
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -257,10 +260,20 @@ def _sharding_patched() -> Iterator[None]:
     def unseen(propagator: Any, schema: Any) -> Any:
         if schema.is_inplace_op() and isinstance(schema.args_schema[0], DTensorSpec):
             return schema.args_schema[0].tensor_meta
+        torch._C._ensureCUDADeviceGuardSet()
         with _disable_current_modes():
             return ask(propagator, schema)
 
-    with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
+    decompose = DecompShardingStrategy.propagate_strategy
+
+    def unseen_parts(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return decompose(*args, **kwargs)
+
+    with (
+        mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen),
+        mock.patch.object(DecompShardingStrategy, "propagate_strategy", unseen_parts),
+    ):
         yield
 
 

@@ -252,6 +252,7 @@ _LONG = (("synchronized.py", 3), ("stages.py", 0), ("compiled_ddp.py", 1))
     ("script", "rank"),
     [
         ("sharded.py", 0),
+        ("by_tokens.py", 1),
         *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in _LONG),
         pytest.param("stages.py", 1, marks=pytest.mark.full),
     ],

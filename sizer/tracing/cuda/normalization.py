@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from sizer.base.versions import rules_version
 from sizer.catalogue.hardware import HARDWARE
@@ -95,13 +96,16 @@ class _FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, input, shape, weight, eps):
-        kept = input.contiguous()  # a copy for the time of the call (layer_norm_kernel.cu, maybe_contiguous)
-        rows = [*kept.shape[: kept.dim() - len(shape)], *[1] * len(shape)]
-        root = torch.empty(rows, dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
+        if is_traceable_wrapper_subclass(input):  # such as a DTensor, which runs the operator on its local tensor
+            with torch._C._AutoDispatchBelowAutograd():
+                out, root = _aten._fused_rms_norm.default(input, shape, weight, eps)
+        else:
+            kept = input.contiguous()  # a copy for the time of the call (layer_norm_kernel.cu, maybe_contiguous)
+            root, out = _new_root(kept, shape), torch.empty(input.shape, dtype=input.dtype, device=input.device)
         ctx.save_for_backward(input, weight, root)
         ctx.set_materialize_grads(False)
         ctx.shape = shape
-        return torch.empty(input.shape, dtype=input.dtype, device=input.device), root
+        return out, root
 
     @staticmethod
     def backward(ctx, grad, root_grad):
@@ -112,6 +116,17 @@ class _FusedRmsNorm(torch.autograd.Function):
             return dx, None, dw, None
         grads = _aten._fused_rms_norm_backward.default(grad, input, ctx.shape, root, weight, wanted)
         return grads[0], None, grads[1], None
+
+
+def _new_root(input, shape):
+    rows = [*input.shape[: input.dim() - len(shape)], *[1] * len(shape)]
+    return torch.empty(rows, dtype=torch.promote_types(input.dtype, torch.float32), device=input.device)
+
+
+def fused_rms_norm(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Return results as the kernel's, for _fused_rms_norm below autograd: without it, meta runs a chain of operators."""
+    input, shape, *_ = args
+    return torch.empty_like(input, memory_format=torch.contiguous_format), _new_root(input, shape)
 
 
 def _differentiable_rms_norm_backward(grad, root_grad, input, shape, root, weight, wanted):
@@ -163,6 +178,12 @@ def norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Add a contiguous copy of a strided input (cuda/layer_norm_kernel.cu)."""
     yield tuple(copies(args[0]))
     yield from tensors_of(out)
+
+
+def fused_rms(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Add a contiguous copy of a strided input, then the root, then the result (cuda/layer_norm_kernel.cu)."""
+    yield tuple(copies(args[0]))
+    yield from reversed(tensors_of(out))
 
 
 def norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -386,6 +407,7 @@ HANDLERS: dict[Any, Handler] = {
     _aten.batch_norm_elemt.default: batch_norm_elements,
     _aten.batch_norm_backward_reduce.default: batch_norm_backward_reduce,
     _aten.batch_norm_backward_elemt.default: batch_norm_backward_elements,
+    _aten._fused_rms_norm.default: fused_rms_norm,
 }
 ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten.batch_norm_stats.default: after_results(stats_of_channels_last),
@@ -393,7 +415,7 @@ ALLOCATIONS: dict[Any, AllocationRule] = {
     _aten.native_batch_norm.default: after_results(batch_norm_of_strided),
     _aten.native_layer_norm.default: norm,
     _aten.native_layer_norm_backward.default: norm_backward,
-    _aten._fused_rms_norm.default: norm,
+    _aten._fused_rms_norm.default: fused_rms,
     _aten._fused_rms_norm_backward.default: norm_backward,
     _aten.native_group_norm.default: group_norm,
     _aten.native_group_norm_backward.default: group_norm_backward,
