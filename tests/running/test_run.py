@@ -245,7 +245,7 @@ def test_the_scripts_own_recordings_and_compiled_code_run(dry_run: DryRunner):
     assert done.figures["phases"][-1]["phase"] == "rest" and done.json["lines_at_peak"]
 
 
-_LONG = (("synchronized.py", 3), ("stages.py", 0), ("compiled_ddp.py", 1))
+_LONG = (("synchronized.py", 3), ("stages.py", 0), ("compiled_ddp.py", 1), ("by_tokens.py compiled", 1))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ _LONG = (("synchronized.py", 3), ("stages.py", 0), ("compiled_ddp.py", 1))
     ],
 )
 def test_route_meta_counts_ranks_as_the_driver_does(dry_run: DryRunner, script: str, rank: int):
-    done = dry_run("--route", "both", "--rank", str(rank), "--", "torchrun", "--nproc_per_node=4", script)
+    done = dry_run("--route", "both", "--rank", str(rank), "--", "torchrun", "--nproc_per_node=4", *script.split())
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
 
 

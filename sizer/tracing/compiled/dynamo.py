@@ -48,12 +48,13 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
     import torch._dynamo.variables.builder as builder
     import torch._dynamo.variables.optimizer as optimizer
     import torch._dynamo.variables.tensor as tensors
+    import torch.distributed._functional_collectives as collectives
     import torch.distributed.utils as distributed
 
     flex = importlib.import_module("torch._higher_order_ops.flex_attention")  # the package has an operator with this name
     convert, wrap = convert_frame.CatchErrorsWrapper.__call__, builder.VariableBuilder.__call__
     methods, on_host = optimizer.OptimizerVariable.tp_methods, recorder.host.__contains__
-    init = methods["_init_group"].handler
+    init, wait = methods["_init_group"].handler, collectives.AsyncCollectiveTensor.trigger_wait
 
     def convert_on_device(self: Any, frame: Any, *args: Any) -> Any:
         if trace_rules.check(frame.f_code):  # Dynamo will skip this frame
@@ -115,6 +116,12 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
 
         return run
 
+    def waited(tensor: Any) -> Any:
+        if recorder in _get_current_dispatch_mode_stack() or recorder.block_of(tensor.elem) is None:  # a fake tensor has none
+            return wait(tensor)
+        with recorder:  # AOTAutograd waits for an input's collective before it traces: the step waits
+            return wait(tensor)
+
     for name in _OF_TENSORS:  # Dynamo may have been imported while Sizer's own attributes were installed
         tensors.all_tensor_attrs[name] = vars(torch._C.TensorBase)[name]
     with ExitStack() as stack:
@@ -127,6 +134,7 @@ def dynamo_on(findings: Findings, frontend: Frontend, recorder: Recorder, steps:
             (optimizer.OptimizerVariable, "_safe_to_set_capturable", is_capturable),
             (optimizer.OptimizerVariable, "move_step_if_cpu", recorded(optimizer.OptimizerVariable.move_step_if_cpu)),
             # DDP's forward pass moves its inputs, and is not compiled itself
+            (collectives.AsyncCollectiveTensor, "trigger_wait", waited),
             (distributed, "_recursive_to", steps.with_modes(distributed._recursive_to)),
             (flex, "create_fw_bw_graph", unrecorded(flex.create_fw_bw_graph)),  # of fake tensors
             (trace_rules, "SKIP_DIRS", [*trace_rules.SKIP_DIRS]),

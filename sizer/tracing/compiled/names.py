@@ -87,6 +87,7 @@ NAMES = (
     ("torch._C", "_select_conv_backend"),
     ("torch.amp.autocast_mode", "_cast"),
     ("torch.cuda", "_DeviceGuard"),
+    ("torch.distributed._functional_collectives", "AsyncCollectiveTensor.trigger_wait"),
     ("torch.distributed.utils", "_recursive_to"),
     ("torch.utils._triton", "triton_hash_with_backend"),
 )  # fmt: skip

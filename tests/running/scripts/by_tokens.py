@@ -1,6 +1,7 @@
-"""Tensor and sequence parallel with FSDP2 as torchtitan has them: PyTorch's RMS norm, two losses over DTensors."""
+"""Tensor and sequence parallel with FSDP2 as torchtitan has them, `compiled` or not: PyTorch's RMS norm, losses over DTensors."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -62,6 +63,8 @@ for block in model.blocks:
         "mlp.down": RowwiseParallel(output_layouts=tokens_split),
     }
     parallelize_module(block, mesh["tensor"], plan)
+    if "compiled" in sys.argv:
+        block.compile(fullgraph=True)
     fully_shard(block, mesh=mesh["data"])
 fully_shard(model, mesh=mesh["data"])
 model.to_empty(device="cuda")
