@@ -49,7 +49,7 @@ from torch._tensor_str import _tensor_str
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from sizer.tracing.values.iterations import iterations_assumed
 from sizer.tracing.values.known import permutation
@@ -128,6 +128,19 @@ _DRAWS = frozenset(
      "fill_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "orthogonal_", "mul_", "add_", "div_",
      "erfinv_", "clamp_"}
 )  # fmt: skip
+
+
+def _unseen(function: Callable) -> Callable:
+    """Return a function whose own operators no dispatch mode of the script sees, such as selective checkpointing's."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._len_torch_dispatch_stack():
+            return function(*args, **kwargs)
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call
 
 
 class Values(TorchFunctionMode):
@@ -259,6 +272,18 @@ class Values(TorchFunctionMode):
         if on_device and func in _SEGMENTED:  # PyTorch checks that lengths fit the data
             return self._count([0, 1], func, args, kwargs, given)
         out = func(*args, **kwargs)
+        self._note_results(func, args, kwargs, out, given)
+        if func is Tensor.tolist and on_device and self._is_known(given[0]):
+            return self._listed(given[0])
+        return out
+
+    @_unseen
+    def _listed(self, tensor: Tensor) -> Any:
+        return on_host(tensor.detach()).tolist()
+
+    @_unseen
+    def _note_results(self, func: Any, args: tuple, kwargs: dict, out: Any, given: list[Tensor]) -> None:
+        """Give the results of a call their values."""
         results = [tensor for tensor in _tensors(out) if tensor.is_cuda and not _is_wrapped(tensor)]
         if func in _FINITE and isinstance(out, Tensor) and out.is_cuda and not all(map(self._is_known, given)):
             if _is_small(out):
@@ -271,16 +296,13 @@ class Values(TorchFunctionMode):
         elif func in _UNSCALE:
             on_host(args[1]).zero_()  # no infinite gradient: the optimizer steps
             self._known.add(args[1])
-        elif results or on_device:
+        elif results or any(tensor.is_cuda for tensor in given):
             if func in _COPYING and isinstance(out, Tensor) and not out.is_cuda:
                 self._note_copy(given)
                 self._copy_known(out, given[1] if func is Tensor.copy_ else given[0])
             self._follow(func, args, kwargs, out, given, results)
             if results and func in _ANY and not self._follows_from_known(given[0]):
                 self._none_of.add(given[0])
-        if func is Tensor.tolist and on_device and self._is_known(given[0]):
-            return on_host(given[0].detach()).tolist()
-        return out
 
     def _equal(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> bool:
         """Compare two tensors: by their values if both are known, else by their shapes, as in a trace."""
@@ -288,24 +310,27 @@ class Values(TorchFunctionMode):
         if not all(map(self._is_true, given)):
             self.reads[call_site()] += 1
         if all(map(self._is_known, given)):
-            return func(*_to_host(args), **_to_host(kwargs))
+            return _unseen(func)(*_to_host(args), **_to_host(kwargs))
         return given[0].shape == given[1].shape
 
     def _note(self, text: str) -> None:
         self.assumed[f"{call_site()}: {text}"] += 1
 
+    @_unseen
     def _assume_unknown(self, tensor: Tensor, real: Tensor, text: str) -> None:
         """Set a small tensor of the device to values that were not computed. `text` describes them."""
         if tensor.is_cuda and 0 < tensor.numel() <= INTEGERS and not self._is_true(tensor):
             self._note(text)
             self._spread_over(tensor, real.to(tensor.dtype))
 
+    @_unseen
     def _contents(self, tensor: Tensor) -> str:
         """Return the numbers of a tensor as text. PyTorch would count elements on the device to choose their format."""
         known = self._is_known(tensor)
         values = on_host(tensor.detach()) if known else torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
         return _tensor_str(values, len("tensor("))
 
+    @_unseen
     def _copy_known(self, copy: Tensor, source: Tensor) -> None:
         """Copy known values to the host. PyTorch's copy goes through a kernel if strides or dtype differ."""
         if source.is_cuda and self._is_known(source) and copy.shape == source.shape:
@@ -316,6 +341,7 @@ class Values(TorchFunctionMode):
         if any(tensor.is_cuda and not self._is_true(tensor) for tensor in given):
             self.reads[call_site()] += 1
 
+    @_unseen
     def _follow(
         self, func: Any, args: tuple, kwargs: dict, out: Any, given: list[Tensor], results: list[Tensor]
     ) -> None:
@@ -439,6 +465,7 @@ class Values(TorchFunctionMode):
 
     # ---------------------------------------------------------------------------------------------------------------- counts
 
+    @_unseen
     def _counts(self, func: Any, args: tuple, kwargs: dict) -> list[int] | None:
         """Return the numbers that PyTorch's kernels would count, in their order; None if PyTorch counts nothing."""
         if func in _UNIQUE:
@@ -485,6 +512,7 @@ class Values(TorchFunctionMode):
         mask = mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))
         return [min(self._selected(mask, func), source.numel())]
 
+    @_unseen
     def _boxes(self, boxes: Tensor) -> int:
         self.assumed[f"{call_site()}: nms keeps all {boxes.shape[0]:,} boxes"] += 1
         return boxes.shape[0]
@@ -504,6 +532,7 @@ class Values(TorchFunctionMode):
         self.assumed[f"{call_site()}: {func.__name__} repeats each element once"] += 1
         return [repeats.numel()]
 
+    @_unseen
     def _bins(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> list[int]:
         """Return the smallest and the largest integer, in the order in which PyTorch reads them."""
         one_hot = func is torch.nn.functional.one_hot
@@ -546,6 +575,7 @@ class Values(TorchFunctionMode):
             self._set(func, args, kwargs, given)
         return out
 
+    @_unseen
     def _set(self, func: Any, args: tuple, kwargs: dict, given: list[Tensor]) -> None:
         """Write elements on the host, too. A mask that was not computed selects none there, so its values do not fit."""
         if not all(map(self._is_known, given)):
