@@ -56,6 +56,7 @@ from sizer.tracing.values.known import permutation
 from sizer.tracing.values.libraries import library_values_assumed, modes_unseen
 from sizer.tracing.values.masks import PASSED
 from sizer.tracing.values.stand_ins import CHOICES, is_ordered, spread, spread_tokens
+from sizer.tracing.values.twins import run_on_cpu
 
 INTEGERS = 2**21  # elements of followed integers and masks: token ids, attention masks, labels
 FLOATS = 2**14  # elements of followed floats: losses, positions, scales, boxes
@@ -453,7 +454,7 @@ class Values(TorchFunctionMode):
             kwargs = kwargs | {"device": _HOST}
         try:
             with torch.no_grad():
-                computed = func(*_to_host(args), **_to_host(kwargs))
+                computed = run_on_cpu(func, _to_host(args), _to_host(kwargs))
         except Exception:  # an operator without a CPU kernel: its result stays unknown
             return False
         ours = {id(tensor) for tensor in fresh}
@@ -529,6 +530,9 @@ class Values(TorchFunctionMode):
             return None
         if self._is_countable(repeats, func):
             return [int(on_host(repeats).sum())]
+        if self._is_known(repeats) and (total := int(on_host(repeats).sum())) > 0:  # a script that reads them finds the same
+            self._note(f"{func.__name__} repeats by values that were not computed")
+            return [total]
         self.assumed[f"{call_site()}: {func.__name__} repeats each element once"] += 1
         return [repeats.numel()]
 

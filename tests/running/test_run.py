@@ -290,6 +290,14 @@ def test_more_ranks_than_asked_for_are_refused_with_the_option(dry_run: DryRunne
     assert done.status != 0 and "joins a world of 4 ranks" in done.stderr and "--world 4" in done.stderr, done.stderr
 
 
+def test_selective_checkpointing_sees_only_the_scripts_operators(dry_run: DryRunner):
+    # with the gpu's own grouped product, since capability 9.0; both routes run the recomputation
+    done = dry_run("--gpu", "h100-80gb", "--route", "both", "--", "grouped_experts.py")
+    assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("tokens")]
+    assert len(lines) >= 12 and set(lines) == {f"tokens {[128] * 8} {[128] * 8}"}
+
+
 def test_tokens_are_spread_evenly_over_experts_on_both_routes(dry_run: DryRunner):
     done = dry_run("--route", "both", "--", "experts.py")
     assert done.status == 0, done.stderr

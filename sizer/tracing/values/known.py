@@ -19,7 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.tracing.values.twins import DEEPEST, Held, Twin, can_wait, hold, is_whole, layout_of, on_cpu, run_on_held
+from sizer.tracing.values.twins import (
+    DEEPEST,
+    Held,
+    Twin,
+    can_wait,
+    hold,
+    is_whole,
+    layout_of,
+    on_cpu,
+    run_on_cpu,
+    run_on_held,
+)
 
 # Elements of the largest followed integer or boolean tensor: for each of 4096 tokens and 768 experts, whether it is chosen.
 LARGEST_INTEGERS = 2**26
@@ -252,9 +263,7 @@ class KnownValues:
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Return the result of `func` on the known values: real CPU tensors. Call only when all tensor inputs are known."""
-        real_args = [self._real(a) for a in args]
-        real_kwargs = {k: self._real(v) for k, v in kwargs.items()}
-        return func(*real_args, **real_kwargs)
+        return func(*self._real(args), **{k: self._real(v) for k, v in kwargs.items()})
 
     def follow(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Update the twins after an operator on meta tensors."""
@@ -300,7 +309,7 @@ class KnownValues:
             self._pair(out.untyped_storage(), self._later(func, args, kwargs, inputs))
         else:
             try:
-                results = self.run(func, args, kwargs)
+                results = run_on_cpu(func, self._real(args), {k: self._real(v) for k, v in kwargs.items()})
             except RuntimeError as error:
                 if "norm" not in func.name() and _MISMATCH.search(str(error)):  # a device refuses it, too
                     raise
@@ -309,7 +318,7 @@ class KnownValues:
             for tensor, real in zip(outs, results, strict=True):
                 new = is_meta(tensor) and tensor.untyped_storage()._cdata not in self._twins
                 if new and tensor.shape == real.shape:  # some statistics and buffers have other shapes on the CPU
-                    self.remember(tensor, real)
+                    self.remember(tensor, real.to(tensor.dtype))
         if text is not None:
             self._assumed |= dict.fromkeys((tensor.untyped_storage()._cdata for tensor in fresh), text)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 _aten = torch.ops.aten
 # Operators that the CPU supports for all these dtypes, so that their later computation cannot fail
@@ -23,6 +24,7 @@ _LATER = {
     *(getattr(_aten, name).Scalar for name in ("eq", "ne", "lt", "le", "gt", "ge")),
 }
 _DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool}
+_INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 _FEWEST = 2**12  # fewest elements of a deferred tensor
 DEEPEST = 64  # largest chain of deferred twins
 
@@ -99,6 +101,25 @@ def run_on_held(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.Unty
     """Return the storage of an operator's result for arguments of `hold`."""
     result = func(*map(_real, args), **{name: _real(value) for name, value in kwargs.items()})
     return result.contiguous().untyped_storage()
+
+
+def run_on_cpu(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of a function on tensors of the CPU that writes to none; integers in float64 if it has no kernel for them.
+
+    Raises what the function raises.
+    """
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError as error:  # such as torch.histc, which CUDA has for integers
+        wide, named = tree_map_only(Tensor, _widened, (args, dict(kwargs)))
+        try:
+            return func(*wide, **named)
+        except (RuntimeError, IndexError, TypeError):
+            raise error from None
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype in _INTEGERS else tensor
 
 
 def _real(value: Any) -> Any:
