@@ -335,7 +335,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def place_of_data(self, device: torch.device | None) -> AbstractContextManager[None]:
-        """Return the context for `torch.tensor(data)`; `device` is that of code's own `with torch.device(…)`, None without one."""
+        """Return the context for `torch.tensor(data)`; `device` is the one that code names, None without one."""
         if device is None:
             return self.host.of_no_device()
         return self.deferred.told(True) if self.deferred.names(device) else nullcontext()

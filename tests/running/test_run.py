@@ -155,7 +155,7 @@ def test_torch_cuda_answers_alike_on_both_routes(dry_run: DryRunner):
     for route in ("driver", "meta"):
         done = dry_run("--route", route, "--steps", "0", "--", "answers.py")
         assert done.status == 0, done.stderr
-        printed.append(done.stdout.splitlines()[:11])
+        printed.append(done.stdout.splitlines()[:12])
     assert printed[0] == printed[1] and printed[0][-1].startswith("can't convert cuda:0 device type tensor to numpy")
 
 

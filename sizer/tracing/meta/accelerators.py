@@ -465,6 +465,8 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
             if not (outside and _are_devices_sent_to_meta()):
                 return read(tensor)
             with torch._C.DisableTorchFunction():
+                if name == "device" and tensor in deferred:
+                    return deferred.device
                 if not is_meta(tensor) or tensor in deferred or (moves and tensor not in host):
                     return read(tensor)
                 return on_host if tensor in host else on_device

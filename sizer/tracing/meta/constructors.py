@@ -21,8 +21,8 @@ def values_from_data(
 ) -> Iterator[None]:
     """Keep the data of `torch.tensor(data)` and similar calls on meta as known values within the context.
 
-    f-strings show them. `place` returns the context for a call that names no device: its argument is the device of the code's own
-    `with torch.device(…)`, or None. On a meta device the constructor drops the data before any dispatch
+    f-strings show them. `place` returns the context for a call: its argument is the device that the call names, else that of the
+    code's own `with torch.device(…)`, or None. On a meta device the constructor drops the data before any dispatch
     (torch/csrc/utils/tensor_new.cpp), so the tensor is built on the CPU first and moved, which the recorder sees.
     """
     _device_constructors()  # PyTorch caches the list at its first use: it must not contain the temporary functions below
@@ -40,14 +40,14 @@ def values_from_data(
             return tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **rest)
         if target.type != "meta":  # a list of numbers that are on the device
             return tensor(_without_meta(data, values), dtype=dtype, device=device, requires_grad=requires_grad, **rest)
-        with place(_context_device(own=True)) if device is None else nullcontext():
+        with place(_context_device(own=True) if device is None else device):
             return moved(tensor(_without_meta(data, values), dtype=dtype, device="cpu"), requires_grad)
 
     def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
         target = _target(device)
         if target.type != "meta" or isinstance(data, torch.Tensor):
             return as_tensor(data, dtype=dtype, device=device)
-        with place(_context_device(own=True)) if device is None else nullcontext():
+        with place(_context_device(own=True) if device is None else device):
             return moved(as_tensor(_without_meta(data, values), dtype=dtype, device="cpu"))
 
     def new_tensor_(
@@ -56,7 +56,7 @@ def values_from_data(
         target = torch.device(device) if device is not None else self.device
         if target.type != "meta":
             return new_tensor(self, data, dtype=dtype, device=device, requires_grad=requires_grad)
-        return tensor_(data, dtype=dtype or self.dtype, device="meta", requires_grad=requires_grad)
+        return tensor_(data, dtype=dtype or self.dtype, device=target, requires_grad=requires_grad)
 
     def format_(self: torch.Tensor, spec: str) -> str:
         return format(self.item(), spec) if self.device.type == "meta" and self.dim() == 0 else write(self, spec)

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.tracing.values.known import is_meta, storage_number, tensors_of
 
+_META = torch.device("meta")
+
 
 class Deferred:
     """Meta tensors that represent nothing yet.
@@ -46,6 +48,7 @@ class Deferred:
         if not self.is_setting_up or self.making is not None:
             return bool(self.is_setting_up and self.making)
         on_meta = [tensor for tensor in tensors_of(arguments) if is_meta(tensor)]
+        on_meta = [tensor for tensor in on_meta if tensor.dim()] or on_meta  # a number is on no device
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
 
     def take(self, tensor: Tensor) -> None:
@@ -88,6 +91,11 @@ class Deferred:
         """Return a device that code has named meta, and record it, to distinguish it from representations of others."""
         self._devices[id(device)] = device
         return device
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of these tensors, as one that code has named: code makes other tensors on it."""
+        return self.name(_META)
 
     def names(self, device: object) -> bool:
         """Return whether code has named the device meta: by the word, or by a device registered with `name`."""

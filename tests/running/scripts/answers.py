@@ -25,6 +25,11 @@ print(generator.get_state().tolist(), other.get_state().tolist(), other.initial_
 print(pickle.loads(pickle.dumps(torch.ones(3))).tolist())
 with torch.device("meta"):
     print(torch.tensor([]).device, torch.as_tensor([1.0]).device)
+    angles = 10000.0 ** -torch.arange(0, 64, 2).float()
+torch.cuda.reset_peak_memory_stats()
+positions = torch.arange(2048, device=angles.device)  # on no device, as the tensor whose device is named
+made = [torch.outer(positions, angles), torch.tensor([1.0, 2.0], device=angles.device), torch.zeros(99, device=angles.device)]
+print({str(tensor.device) for tensor in made}, torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
 module = torch.nn.Linear(4, 4).cuda()
 with torch.inference_mode():
     module.half()
