@@ -17,7 +17,7 @@ from sizer.commands.arguments import add_query, query_of
 from sizer.commands.terminal import to_printable
 from sizer.commands.waiting import MakeClient, start_worker_client, wait
 from sizer.serving.launch import Launch, is_launch, read_launch, with_command
-from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup, refitted
+from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, explain, is_startup, read_startup, refitted
 from sizer.serving.words import headline, sum_line
 
 STDIN = "-"
@@ -44,22 +44,31 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     if is_launch(text) and not is_startup(text):
         return _answer_launch(options, make_client, read_launch(text))
     log = with_command(read_startup(text), text)
-    query, missing = _joined(query_of(options), log)
+    asked = query_of(options)
+    own = _keys(asked.removeprefix("?"))
+    if log.arch is None and "arch" not in own and log.failure and not options.json:
+        said = [f"The log: {log.engine}, {log.failure}", *(f"  {line}" for line in explain(log))]
+        print(to_printable("\n".join(said)))
+    query, missing = _joined(asked, log)
     _ask(options, query)
     with contextlib.closing(start_worker_client(make_client)) as client:
         report = wait(client.submit(query))
-    lines, constants = compare(log, report.serve), refitted(log, report.serve)
+    on_device = log.gpu is not None or "gpu" in own
+    lines = compare(log, report.serve, on_device=on_device)
+    constants = refitted(log, report.serve) if on_device else {}
     if options.json:
         data = {"engine": log.engine, "figures": log.figures, "failure": log.failure, "query": query, "differences": lines}
         print(json.dumps(data | {"refitted": constants, "missing": missing, "remarks": log.remarks()}))
         return 0
     said = [f"The log: {log.engine}{f', {log.failure}' if log.failure else ''}"]
     said += [f"  {line}" for line in (*lines, *log.remarks(), *missing)]
-    asked = [f"The plan: {headline(report.serve)}", f"The question: {query}"]
+    if on_device or log.engine == "llama.cpp":
+        said.append(f"The plan: {headline(report.serve)}")
+    said.append(f"The question: {query}")
     if constants:
         keys = "&".join(f"{key}={value}" for key, value in constants.items())
-        asked.append(f"With this machine's own constants: {query}&{keys}")
-    print(to_printable("\n".join([*said, *asked])))
+        said.append(f"With this machine's own constants: {query}&{keys}")
+    print(to_printable("\n".join(said)))
     return 0
 
 

@@ -95,7 +95,7 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "text_alone": (r"(running in text-only mode)", r"'language_model_only': (True)"),
     "encoder_items": (r"profiled with ([0-9]+) \w+ items? of the maximum feature size",),
     "sampler": (r"(Using FlashInfer for top-p)", r"(FlashInfer is not available)"),
-    "needed_gib": (r"\(([0-9.]+) GiB KV\s+cache is needed",),
+    "needed_gib": (r"\b([0-9][0-9.]*) GiB KV\s+cache is needed",),
     "available_gib": (r"available KV cache\s+memory \((-?[0-9.]+) GiB\)",),
     "longest": (
         r"estimated maximum model length is ([0-9]+)",
@@ -135,6 +135,9 @@ _SGLANG: dict[str, tuple[str, ...]] = {
     "draft_steps": (r"speculative_num_steps=([0-9]{1,4})\b",),
     # not of "max_mamba_cache_size=4, mamba_ratio=5" in an error, nor of "Computed max_mamba_cache_size=0 (total"
     **{name: (rf"\b{name}='?({pattern})\b(?!, mamba_ratio|, [0-9]| \(total)",) for name, (pattern, _) in POOL_FLAGS.items()},
+    "states": (r"max_mamba_cache_size=([0-9]+), mamba_ratio=[0-9]",),
+    "states_of_request": (r"max_mamba_cache_size=[0-9]+, mamba_ratio=([0-9]+)",),
+    "least_share": (r"Raise --mem-fraction-static above (0\.[0-9]+)",),
     "weights_gib": (r"Load weight end\..{0,300}?mem usage=(-?[0-9.]+) GB",),
     "kv_tokens": (r"max_total_num_tokens=([0-9]+)", r"KV Cache is allocated\..{0,100}?#tokens: ([0-9]+)"),
     "free_gib": (r"Load weight begin\. avail mem=([0-9.]+) GB",),
@@ -341,7 +344,10 @@ class StartupLog:
             name = self.figures.get("device")
             known = f"the log names {quote(str(name))}, which the catalogue does not have" if name else "not in the log"
             hint = f", for example {' or '.join(alike[:3])}, which have its memory" if alike else ""
-            said.append(f"device: {known}, the default of gpu is taken; write gpu={hint}")
+            free = self.number("free_gib")
+            before = f" ({free:.2f} GiB were free before loading)" if free is not None and self.engine == "sglang" else ""
+            taken = "the default of gpu is taken" if self.engine == "llama.cpp" else "what depends on it is not compared"
+            said.append(f"device: {known}{before}, {taken}; write gpu={hint}")
         if "engine_version" not in asked and not {"engine_version", "older_than"} & self.figures.keys():
             said.append(f"version: not in the log; the newest known of {ENGINES[self.engine].title} is taken")
         return said
@@ -530,14 +536,35 @@ def refitted(log: StartupLog, served: Served) -> dict[str, str]:
     return found
 
 
-def compare(log: StartupLog, served: Served) -> list[str]:
+def explain(log: StartupLog) -> list[str]:
+    """Return a line for what an error says by its own figures, without a plan."""
+    said = []
+    needed, available = log.number("needed_gib"), log.number("available_gib")
+    if needed is not None and available is not None:
+        more = f"{needed - available:.2f} GiB more, a shorter max_model_len, or kv=fp8, which halves what attention needs"
+        said.append(f"cache: one request of the longest length needs {needed:.2f} GiB, {available:.2f} are left: {more}")
+    states, each = log.number("states"), log.number("states_of_request")
+    if states is not None and each is not None:
+        way = "a larger --mem-fraction-static or --mamba-full-memory-ratio, or --disable-radix-cache, makes room for one"
+        said.append(f"states: {states:.0f} fit, a running request takes {each:.0f}: {way}")
+    if (least := log.number("least_share")) is not None:
+        said.append(f"share: the weights take all of it; from --mem-fraction-static {least:g} on memory is left for the pool")
+    return said
+
+
+def compare(log: StartupLog, served: Served, *, on_device: bool = True) -> list[str]:
     """Return a line for the weights, the rest and the tokens: the log, the plan, their difference and a cause if it is large.
 
     An error with other figures (only the cache, the longest request, free memory) has lines for these.
+
+    Args:
+        log: What the server printed.
+        served: The plan of the same flags.
+        on_device: Whether the plan is for the server's device. Otherwise only weights are compared.
     """
     if served.engine == "llama.cpp":
         return list(_compare_llama(log, served))
-    lines = []
+    lines = explain(log)
     weights, cache, tokens = log.number("weights_gib"), log.number("cache_gib"), log.number("kv_tokens")
     if cache is None:
         cache = log.number("available_gib")
@@ -547,11 +574,15 @@ def compare(log: StartupLog, served: Served) -> list[str]:
         cause = "another quantization, a draft model, or a kernel's padding"
         large = abs(planned - weights) > LARGE_SHARE * weights
         lines.append(_line("weights", weights, planned, "GiB", cause if large else ""))
+    if not on_device:
+        return [*lines, *([f"KV tokens: {tokens:,.0f} in the log; the plan's follow from the device"] if tokens else [])]
     if cache is not None and weights is not None and served.engine == "vllm":
         rest = served.budget_bytes / GIB - weights - cache
         planned = (served.budget_bytes - held - served.kv_cache_bytes) / GIB
         cause = ""
-        if rest - planned > LARGE_GIB:
+        if rest < 0:
+            cause = "the log's weights and cache exceed the share of this device: another device, or another util"
+        elif rest - planned > LARGE_GIB:
             cause = "another max_num_seqs, an encoder's profile run, expert workspaces, or buffers between ranks"
         elif planned - rest > LARGE_GIB:
             cause = "a smaller max_num_seqs, another sampler, or a device or share that differs from the question"

@@ -183,11 +183,13 @@ def _show_startup(found: StartupLog, report: Report | None) -> None:
     if found.arch is None:
         st.text("The log names no repository: the model of the form is kept.")
     if found.gpu is None:
-        st.caption("The device is that of the form: the log does not name it.")
+        chosen = "the device is that of the form" if "gpu" in st.query_params else "choose it in the form to compare the cache"
+        st.caption(f"The log does not name its device: {chosen}.")
     show_lines(found.remarks())
     if report is not None and report.serve is not None and report.serve.engine == found.engine:
-        show_lines(compare(found, report.serve))
-        constants = refitted(found, report.serve) if _asks(report.query, found) else {}
+        on_device = found.gpu is not None or "gpu" in st.query_params
+        show_lines(compare(found, report.serve, on_device=on_device))
+        constants = refitted(found, report.serve) if on_device and _asks(report.query, found) else {}
         if constants:
             st.button(
                 f"Use this machine's own constants: {', '.join(f'{key} {value}' for key, value in constants.items())}",

@@ -238,11 +238,17 @@ def test_a_log_needs_no_query_if_it_names_model_and_device(startup):
 
 
 def test_a_log_says_what_is_missing(startup):
-    assert "  device: not in the log, the default of gpu is taken; write gpu=" in startup(LOG)
+    assert "  device: not in the log, what depends on it is not compared; write gpu=" in startup(LOG)
     unknown = LOG.replace("Qwen/Qwen3-8B", "/models")
     (line,) = startup(unknown)
     assert line.startswith("sizer: the log's model is not known: given the log names the folder '/models'; write arch=")
     assert any("gpu=l4&mode=serve" in line for line in startup(unknown, "qwen3-8b&gpu=l4"))
+
+
+def test_a_log_without_its_device_gets_no_plan_of_another(startup):
+    said = startup(LOG)
+    assert not any(line.startswith(("The plan", "With this machine", "  other than")) for line in said)
+    assert any("own constants" in line for line in startup(LOG, "gpu=a100-40gb"))
 
 
 def test_a_log_in_the_place_of_the_query_is_refused(capsys, tmp_path):

@@ -13,7 +13,7 @@ from sizer.base.errors import RequestError
 from sizer.base.units import GIB
 from sizer.query.text import parse_query
 from sizer.serving.launch import read_launch
-from sizer.serving.startup import compare, is_startup, read_startup, refitted
+from sizer.serving.startup import compare, explain, is_startup, read_startup, refitted
 from tests.serving.test_plan import answer
 
 LOG = """\
@@ -134,7 +134,9 @@ def test_an_error_alone_has_lines_of_its_own():
     served, gib = answer(), 2**30
     said = compare(read_startup(ERRORS["one request of the longest length does not fit"]), served)
     planned = served.kv_cache_bytes / gib
+    way = "0.81 GiB more, a shorter max_model_len, or kv=fp8, which halves what attention needs"
     assert said == [
+        f"cache: one request of the longest length needs 5.62 GiB, 4.81 are left: {way}",
         f"KV cache: 4.81 GiB in the log, {planned:.2f} planned ({planned - 4.81:+.2f})",
         f"longest request: 35,040 in the log, {served.longest:,} planned ({100 * (served.longest / 35_040 - 1):+.1f} %)",
     ]
@@ -234,7 +236,7 @@ def test_what_neither_log_nor_query_says_is_named():
     log = read_startup(f"{named}GPU KV cache size: 1 tokens")
     assert log.missing(()) == [
         "model: the log names the folder '/models', of class Qwen3NextForCausalLM; write arch=",
-        "device: not in the log, the default of gpu is taken; write gpu=",
+        "device: not in the log, what depends on it is not compared; write gpu=",
         "version: not in the log; the newest known of vLLM is taken",
     ]
 
@@ -318,3 +320,39 @@ def test_a_hostile_text_takes_no_longer_than_its_length():
         with suppress(RequestError):
             read_startup(text)
     assert time.process_time() - began < 30
+
+
+def test_no_difference_assumes_a_device():
+    log = read_startup(LOG)
+    lines = compare(log, answer(), on_device=False)
+    assert [line.partition(":")[0] for line in lines] == ["weights", "KV tokens"]
+    assert "%" not in lines[1]
+    free = "device: not in the log (15.16 GiB were free before loading), what depends on it is not compared; write gpu="
+    assert free in read_startup(SGLANG).missing({"arch"})
+
+
+def test_a_cache_beyond_the_device_has_a_cause():
+    large = read_startup(LOG.replace("memory: 18.69 GiB", "memory: 151.25 GiB"))
+    line = next(line for line in compare(large, answer()) if line.startswith("other than"))
+    assert line.endswith("exceed the share of this device: another device, or another util")
+
+
+EXPLAINED = {
+    "max seq len (131072), 20.0 GiB KV cache is needed, which is larger than the available KV cache memory (5.11 GiB).": (
+        "cache: one request of the longest length needs 20.00 GiB, 5.11 are left: 14.89 GiB more"
+    ),
+    "Hybrid (mamba/linear-attention) state cache is too small to serve any requests. max_mamba_cache_size=4, mamba_ratio=5,": (
+        "states: 4 fit, a running request takes 5: "
+    ),
+    "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.88.\n"
+    "  Raise --mem-fraction-static above 0.912 (minimum viable": (
+        "share: the weights take all of it; from --mem-fraction-static 0.912 on"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", EXPLAINED)
+def test_an_error_is_explained_without_a_model(text: str):
+    log = read_startup(f"RuntimeError: {text}")
+    assert (log.arch, len(explain(log))) == (None, 1)
+    assert explain(log)[0].startswith(EXPLAINED[text])
