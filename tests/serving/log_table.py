@@ -17,6 +17,7 @@ ERRORS = ("weights_off", "tokens_off", "planned_off")  # columns, in percent
 TITLES = {
     "weights_off": "weights",
     "planned_off": "KV tokens from the log's own memory",
+    "alone_off": "KV tokens from GPU and flags alone",
     "tokens_off": "KV tokens end to end",
 }
 WORDS = {
@@ -104,15 +105,20 @@ def read_cells() -> list[dict[str, str]]:
 
 def table(engine: str) -> Iterator[str]:
     """Yield the logs of an engine as lines of a table: the errors in percent, source and reason."""
-    yield "| model | version | device | weights | KV tokens | from the log's memory | source | why |"
-    yield "|---|---|---|---|---|---|---|---|"
+    names = ERRORS if engine == "vllm" else ("weights_off", "alone_off", "tokens_off", "planned_off")
+    titles = ("weights", "KV tokens", "from the log's memory")
+    if engine == "sglang":
+        titles = ("weights", "KV tokens from GPU and flags", "with the log's free memory", "from the log's cache")
+    columns = ("model", "version", "device", *titles, "source", "why")
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
     for cells in read_cells():
         if cells["engine"] != engine:
             continue
         ranks = "" if cells["tp"] == "1" else f" × {cells['tp']}"
         device = f"{cells['gpu'] or 'not said'}{ranks}"
         source = f"[log]({cells['source']})" if cells["source"].startswith("https") else f"`{cells['source'][6:]}`"
-        shown = [f"{float(cells[name]) + 0.0:.2f} %" if cells[name] else "" for name in ERRORS]
+        shown = [f"{float(cells[name]) + 0.0:.2f} %" if cells[name] else "" for name in names]
         yield f"| {' | '.join([cells['model'], cells['version'], device, *shown, source, cells['reason']])} |"
 
 
@@ -123,11 +129,14 @@ def summary() -> Iterator[str]:
     for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang")):
         rows = [cells for cells in read_cells() if cells["engine"] == engine]
         for name, words in TITLES.items():
+            if engine == "sglang" and name == "tokens_off":
+                words = "KV tokens with the log's free memory"
             known = [abs(float(cells[name])) for cells in rows if cells[name]]
             if known:
                 yield f"| {title} | {words} | {len(known)} | {median(known):.2f} % | {max(known):.1f} % |"
-    inside = [cells["inside"] for cells in read_cells() if cells["inside"]]
-    yield f"| vLLM | KV tokens inside the range | {len(inside)} | {inside.count('1')} inside | |"
+    for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang")):
+        inside = [cells["inside"] for cells in read_cells() if cells["inside"] and cells["engine"] == engine]
+        yield f"| {title} | KV tokens inside the range | {len(inside)} | {inside.count('1')} inside | |"
 
 
 def bands() -> Iterator[str]:

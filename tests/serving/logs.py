@@ -31,7 +31,7 @@ from sizer.serving.cache import plan_cache
 from sizer.serving.flags import Flags, resolve_flags
 from sizer.serving.layout import weights_bytes
 from sizer.serving.plan import Plan, make_plan
-from sizer.serving.sglang import Pool, plan_pool, resolve_sglang
+from sizer.serving.sglang import Pool, band_of, plan_pool, resolve_sglang
 from sizer.tracing.device import Device
 from tests.serving.log_table import ROWS, read_cells
 
@@ -145,13 +145,26 @@ def pool_of(row: Row) -> Pool:
     return plan_pool(architecture, flags, gpu)
 
 
+def pools_alone(row: Row) -> tuple[Pool, Pool, Pool]:
+    """Return SGLang's pool from the GPU and the flags alone, and the ends of its range."""
+    architecture, gpu = _facts(row)
+    flags = resolve_sglang(request_of(row), architecture, gpu)
+    band, _ = band_of(flags, gpu)
+    pool, low, high = (plan_pool(architecture, flags, gpu, change) for change in (0, -band, band))
+    return pool, low, high
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """How far a plan is from a log, in percent; None for what the log does not say."""
+    """How far a plan is from a log, in percent; None for what the log does not say.
+
+    `alone` is SGLang's error from the GPU and the flags, `tokens` the one with the log's free memory. `in_band` is of the former.
+    """
 
     row: Row
     weights: float | None = None
     tokens: float | None = None
+    alone: float | None = None
     planned: float | None = None
     in_band: bool | None = None
 
@@ -161,11 +174,16 @@ def errors_of(row: Row) -> Errors:
     uses, tokens = row.cells["use"], row.integer("kv_tokens")
     if row.cells["engine"] == "sglang":
         pool, memory = pool_of(row), row.number("kv_gib")
+        alone, low, high = pools_alone(row)
+        known, free = "k" in uses, row.number("available_gib")
+        possible = known and (free is None or free * GIB <= _facts(row)[1].total_bytes)  # else the card was inferred wrongly
         return Errors(
             row=row,
             weights=_off(pool.weights_bytes / GIB, row.number("weights_gib")),
-            tokens=_off(pool.tokens, tokens) if "k" in uses else None,
+            tokens=_off(pool.tokens, tokens) if known else None,
+            alone=_off(alone.tokens, tokens) if possible else None,
             planned=_off(memory * GIB / pool.token_bytes, tokens) if memory else None,
+            in_band=low.tokens <= tokens <= high.tokens if possible else None,
         )
     architecture, _ = _facts(row)
     plan, memory = plan_of(row), row.number("kv_gib")
@@ -193,7 +211,7 @@ def middle(values: list[float | None]) -> tuple[float, float]:
 
 def recorded_errors(one: Errors) -> dict[str, str]:
     """Return the columns of the errors of a log, in percent with two decimals."""
-    parts = {"weights_off": one.weights, "tokens_off": one.tokens, "planned_off": one.planned}
+    parts = {"weights_off": one.weights, "tokens_off": one.tokens, "planned_off": one.planned, "alone_off": one.alone}
     inside = {"inside": "" if one.in_band is None else "01"[one.in_band]}
     return {name: "" if value is None else f"{round(value, 2) + 0.0:.2f}" for name, value in parts.items()} | inside
 
@@ -214,10 +232,10 @@ def main() -> None:
     for engine in ENGINES_SCORED:
         found = [errors_of(row) for row in read_rows(engine)]
         for one in found:
-            parts = (one.weights, one.tokens, one.planned)
+            parts = (one.weights, one.tokens, one.planned, one.alone)
             shown = " ".join("        " if value is None else f"{value:+7.2f}%" for value in parts)
             print(f"{one.row.name:48} {one.row.cells['gpu']:13} {shown} {'' if one.in_band is None else one.in_band}")
-        for name in ("weights", "tokens", "planned"):
+        for name in ("weights", "tokens", "planned", "alone"):
             if values := [getattr(one, name) for one in found if getattr(one, name) is not None]:
                 typical, worst = middle(values)
                 print(f"{engine} {name}: {len(values)} rows, median {typical:.3f} %, worst {worst:.2f} %")

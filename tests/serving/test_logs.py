@@ -45,6 +45,20 @@ def test_sglangs_pool_follows_from_its_share():
     assert middle([one.tokens for one in known])[0] <= 0.5
     assert middle([one.tokens for one in known if not one.row.cells["reason"]])[1] <= 4.0
     assert middle([one.tokens for one in known])[1] <= 7.0
+
+
+def test_sglangs_pool_follows_from_the_gpu_and_flags_alone():
+    known = [one for one in errors("sglang") if one.alone is not None]
+    assert len(known) >= 21
+    assert middle([one.alone for one in known])[0] <= 2.0
+    outside = [one for one in known if not one.in_band]
+    assert len(outside) * 4 <= len(known)
+    assert all(one.row.cells["reason"] for one in outside)
+    # a row whose card has less memory than was free says so
+    assert all(one.row.cells["reason"] for one in errors("sglang") if one.tokens is not None and one.alone is None)
+
+
+def test_sglangs_cache_has_the_tokens_of_its_memory():
     assert middle([one.planned for one in errors("sglang")])[1] <= 0.05  # pools of full attention and of windows (Gemma 4)
 
 
