@@ -172,6 +172,16 @@ _FAILURES = (
     ("not enough memory for the pool", r"Loaded weights leave no GPU memory for the KV cache"),
     ("out of memory", r"CUDA out of memory"),
 )
+# What helps against a failure whose message has no figures.
+_WAYS = {
+    "no memory for the cache": (
+        "cache: weights and the profile run take the whole share: a smaller max_num_seqs or max_num_batched_tokens, a larger util, "
+        "more ranks, or quantized weights"
+    ),
+    "not enough memory for the pool": (
+        "pool: the weights take the whole static share: a larger --mem-fraction-static, more ranks, or quantized weights"
+    ),
+}
 _SERVERS = (
     ("vllm", r"LLM engine \(v|kv_cache_utils|GPU KV cache size|gpu_model_runner|vllm"),
     ("sglang", r"sglang|max_total_num_tokens|Load weight (?:begin|end)"),
@@ -494,7 +504,11 @@ def read_startup(text: str) -> StartupLog:
             "this is not a startup log of vLLM, SGLang or llama.cpp",
             given=f"{len(text):,} characters without the size of weights or cache",
             allowed="the lines from the server's start to its first request, or its error",
-            todo="paste the log of the server itself",
+            todo=(
+                "write the program before its flags, such as vllm serve"
+                if text.lstrip().startswith("--")
+                else "paste the log of the server itself"
+            ),
         )
     uncounted = tuple(words for pattern, words in _UNCOUNTED if re.search(pattern, text))
     return StartupLog(engine=engine, figures=figures, failure=failure, uncounted=uncounted)
@@ -537,7 +551,11 @@ def refitted(log: StartupLog, served: Served) -> dict[str, str]:
 
 
 def explain(log: StartupLog) -> list[str]:
-    """Return a line for what an error says by its own figures, without a plan."""
+    """Return a line for what an error says by its own figures without a plan, or for what helps if it has none."""
+    return _figures_of_error(log) or ([_WAYS[log.failure]] if log.failure in _WAYS else [])
+
+
+def _figures_of_error(log: StartupLog) -> list[str]:
     said = []
     needed, available = log.number("needed_gib"), log.number("available_gib")
     if needed is not None and available is not None:
@@ -549,6 +567,12 @@ def explain(log: StartupLog) -> list[str]:
         said.append(f"states: {states:.0f} fit, a running request takes {each:.0f}: {way}")
     if (least := log.number("least_share")) is not None:
         said.append(f"share: the weights take all of it; from --mem-fraction-static {least:g} on memory is left for the pool")
+    free, share = log.number("free_gib"), log.number("share_gib")
+    if free is not None and share is not None and free < share:
+        said.append(
+            f"free when the server starts: {free:.2f} GiB in the log, {share:.2f} are its share: another program uses memory, or "
+            "a server that has not ended; end it, or use a smaller util"
+        )
     return said
 
 
@@ -564,7 +588,7 @@ def compare(log: StartupLog, served: Served, *, on_device: bool = True) -> list[
     """
     if served.engine == "llama.cpp":
         return list(_compare_llama(log, served))
-    lines = explain(log)
+    lines = _figures_of_error(log)
     weights, cache, tokens = log.number("weights_gib"), log.number("cache_gib"), log.number("kv_tokens")
     if cache is None:
         cache = log.number("available_gib")
@@ -625,17 +649,12 @@ def _lines_of_error(log: StartupLog, cache: float | None, served: Served) -> Ite
         yield _line("KV cache", cache, served.kv_cache_bytes / GIB, "GiB", "")
     if (longest := log.number("longest")) is not None:
         yield _line("longest request", longest, served.longest, "tokens", "")
-    total, free, share = (log.number(name) for name in ("total_gib", "free_gib", "share_gib"))
+    total = log.number("total_gib")
     util = served.flags.get("gpu_memory_utilization")
     if total is not None and isinstance(util, float):
         planned = served.budget_bytes / GIB / util
         other = abs(planned - total) > LARGE_SHARE * total
         yield _line("memory of the device", total, planned, "GiB", "another device than that of the question" if other else "")
-    if free is not None and share is not None and free < share:
-        yield (
-            f"free when the server starts: {free:.2f} GiB in the log, {share:.2f} are its share: another program uses memory, or "
-            "a server that has not ended; end it, or use a smaller util"
-        )
     if "graphs" in log.failure:
         yield (
             f"CUDA graphs: they are captured in the memory outside the static share of {served.flags['mem_fraction_static']:g}; "

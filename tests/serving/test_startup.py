@@ -140,7 +140,7 @@ def test_an_error_alone_has_lines_of_its_own():
         f"KV cache: 4.81 GiB in the log, {planned:.2f} planned ({planned - 4.81:+.2f})",
         f"longest request: 35,040 in the log, {served.longest:,} planned ({100 * (served.longest / 35_040 - 1):+.1f} %)",
     ]
-    (device, free) = compare(read_startup(ERRORS["the server's share of the memory was not free"]), served)
+    (free, device) = compare(read_startup(ERRORS["the server's share of the memory was not free"]), served)
     assert device == "memory of the device: 23.52 GiB in the log, 24.00 planned (+0.48): another device than that of the question"
     assert free.startswith("free when the server starts: 21.07 GiB in the log, 21.64 are its share: another program uses memory")
     (warm,) = compare(read_startup(ERRORS["the sampler ran out of memory"]), served)
@@ -349,6 +349,20 @@ EXPLAINED = {
         "share: the weights take all of it; from --mem-fraction-static 0.912 on"
     ),
 }
+
+
+def test_an_error_without_figures_has_a_way_out():
+    for failure in ("no memory for the cache", "not enough memory for the pool"):
+        (line,) = explain(read_startup(ERRORS[failure]))
+        assert "the whole" in line
+    (line,) = explain(read_startup(ERRORS["the server's share of the memory was not free"]))
+    assert line.startswith("free when the server starts: 21.07 GiB in the log")
+    assert explain(read_startup(LOG)) == []
+
+
+def test_flags_without_a_program_ask_for_it():
+    with pytest.raises(RequestError, match="write the program before its flags"):
+        read_startup("--model Qwen/Qwen3-8B --tensor-parallel-size 2")
 
 
 @pytest.mark.parametrize("text", EXPLAINED)
