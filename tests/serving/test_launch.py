@@ -121,6 +121,11 @@ def test_flags_of_sglangs_pool():
     assert with_command(read_startup(log), log).query().endswith(f"pool={read.items['pool']}")
 
 
+def test_a_cache_in_4_bits_says_how_much_smaller_it_is():
+    (line,) = read_launch("sglang serve Qwen/Qwen3-8B --kv-cache-dtype fp4_e2m1").unmatched
+    assert line.startswith("--kv-cache-dtype fp4_e2m1: the cache is planned in 16 bits") and line.endswith("more tokens")
+
+
 REFUSED = {
     "vllm serve Qwen/Qwen3-8B --mem-fraction-static 0.8": "--gpu-memory-utilization",
     "vllm serve Qwen/Qwen3-8B --tp 2": "-tp or --tensor-parallel-size",
