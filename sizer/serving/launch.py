@@ -438,7 +438,7 @@ def read_launch(text: str) -> Launch:
             items |= {"pool": f"{items['pool']},{found['pool']}"} if key == "pool" and "pool" in items else found
             read.append((given, "&".join(f"{one}={text}" for one, text in found.items())))
         elif engine == "sglang" and (key, value) == ("kv", "fp4_e2m1"):
-            # pool_configurator.py, _compute_cell_size, 0.5.11: half a byte a value, and one byte for 16 values
+            # pool_configurator.py, _compute_cell_size: half a byte a value, and one byte for 16 values
             unmatched.append(f"{given}: the cache is planned in 16 bits; keys and values in 4 bits take 9/32 of it: more tokens")
         else:
             unmatched.append(unread_layout(value) if key == "layout" else given)
