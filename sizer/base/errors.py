@@ -186,7 +186,9 @@ def _is_of_family(wanted: str, word: str) -> bool:
     first, second = (_NAME.findall(one)[0] for one in (wanted, word))
     if not first or not second:
         return first == second
-    if first.startswith(second) or second.startswith(first) or sorted(first) == sorted(second):
+    if first == second or sorted(first) == sorted(second):
+        return True
+    if min(len(first), len(second)) > 1 and (first.startswith(second) or second.startswith(first)):  # not "svd" and "s3d"
         return True
     longer = max(len(first), len(second))
     return longer >= _LONG_NAME and difflib.SequenceMatcher(None, first, second).ratio() >= _SLIP

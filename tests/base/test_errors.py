@@ -88,6 +88,7 @@ def test_suggestions():
         ("torchvison", ("torchvision",), "torchvision"),
         ("llama3", ("llama-3.1-8b",), "llama-3.1-8b"),  # a short form
         ("mimo", ("mimi",), None),  # another family
+        ("svd", ("s3d",), None),
         ("bert-base", ("bart-base",), None),
         ("gamma-2b", ("gemma-2b",), None),
     ],
