@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sizer.base.errors import ConfigError, quote
-from sizer.pasted import lines, recipes
+from sizer.pasted import lines, recipes, torchtitan
 from sizer.pasted.code import CALL, PROCESSES, SCRIPT
 from sizer.pasted.lines import Reader, nothing, number, switch
 from sizer.pasted.plain_text import ALLOWED, as_flag, as_number, as_text, read_mapping
@@ -673,6 +673,19 @@ FORMATS = (
             *("dtype", "fsdp_cpu_offload", "custom_sharded_layers", "tensor_parallel_dim", "compile", "loss._component_"),
             *("loss.num_output_chunks", "kd_loss._component_", "teacher_model._component_"),
         ),
+    ),
+    Format(
+        key="torchtitan",
+        title="torchtitan",
+        signs=(("model.flavor", "training.seq_len"),),
+        lines={
+            **dict.fromkeys(("training.local_batch_size", "training.batch_size"), number("batch")),
+            "training.seq_len": number("seq"),
+            "optimizer.name": lines.optimizer,
+            "training.enable_cpu_offload": nothing,
+        },
+        finish=torchtitan.read_job,
+        joint=("model.flavor", "model.hf_assets_path"),
     ),
     Format(
         key="deepspeed",

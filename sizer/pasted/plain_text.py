@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import tomllib
 from typing import Any
 
 import yaml
@@ -48,6 +50,8 @@ def read_mapping(text: str) -> dict[str, Any]:
             allowed="arguments of a Trainer, or calls of from_pretrained, torchvision, timm and vLLM's LLM",
             todo="run the script without a GPU: sizer run -- SCRIPT.py",
         )
+    if (tables := _tables_in(text)) is not None:
+        return tables
     try:
         value = yaml.load(text, Loader=PlainLoader)
     except yaml.YAMLError as error:
@@ -69,11 +73,38 @@ def read_mapping(text: str) -> dict[str, Any]:
     return {str(key): part for key, part in value.items()}
 
 
+def _tables_in(text: str) -> dict[str, Any] | None:
+    """Return the tables of a TOML file, or the flags that kohya's scripts read from one; None for another text.
+
+    Raises ConfigError for a file with tables that is not TOML.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        if _TABLE.search(text) is None:
+            return None
+        raise ConfigError("this text is not TOML", given=quote(str(error), 120), todo="paste the file unchanged") from None
+    except RecursionError:
+        return None
+    # sd-scripts, library/train_util.py, read_config_from_file: tables are one list of flags
+    flags: dict[str, Any] = {}
+    for name, value in tables.items():
+        flags |= value if isinstance(value, dict) else {name: value}
+    if "pretrained_model_name_or_path" in flags and not flags.keys().isdisjoint(("network_module", "network_dim")):
+        script = "sdxl_train_network.py" if _SDXL.search(" ".join(map(as_text, flags.values()))) else "train_network.py"
+        words = [f"--{key}={as_text(part)}" for key, part in flags.items() if part not in (False, "", [])]
+        return read_command(shlex.join(["accelerate", "launch", script, *words]))
+    return tables if _TABLE.search(text) else None
+
+
+_TABLE = re.compile(r"(?m)^\[[\w.-]{1,64}\][ \t]*(?:#.*)?$")
+_SDXL = re.compile(r"sdxl|[_-]xl|xl[_-]|illustrious|pony", re.IGNORECASE)
+
 ALLOWED = (
-    "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed, accelerate, ms-swift), a command or Python code with a "
-    "Trainer's arguments, these as JSON, the command or log of a server (vLLM, SGLang, llama.cpp), Python code of diffusers, "
-    "transformers, torchvision, timm or vLLM, a model's config.json or name, a question in words that names a model, or an "
-    "out-of-memory message"
+    "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, torchtitan, DeepSpeed, accelerate, ms-swift, kohya), a command or "
+    "Python code with a Trainer's arguments, these as JSON, the command or log of a server (vLLM, SGLang, llama.cpp), Python "
+    "code of diffusers, transformers, torchvision, timm or vLLM, a model's config.json or name, a question in words that names "
+    "a model, or an out-of-memory message"
 )
 
 _PYTHON = re.compile(r"^[ \t]*(?:import [A-Za-z_][\w.]*|from [A-Za-z_][\w.]* import )", re.MULTILINE)

@@ -36,10 +36,10 @@ CURVES = {"allocated": COLOURS["parameter"], "reserved": COLOURS["activation"]} 
 TITLES = dict.fromkeys((ConfigError, RequestError), "No question was found in this text")
 ACCEPTED = (
     'A question in words, such as "can I run Qwen3 32B on a 3090?"; a training config of Axolotl, LLaMA-Factory, TRL, torchtune, '
-    "DeepSpeed or accelerate; a command or Python code with arguments of a Trainer, of ms-swift, of diffusers' training scripts or "
-    "kohya's, or these as JSON; the log, error or command of a server (vLLM, SGLang, llama.cpp), or the command of Ollama; code of "
-    "diffusers, transformers, torchvision, timm or vLLM; an out-of-memory message; a model's config.json or name; or a file with a "
-    "memory snapshot of PyTorch."
+    "torchtitan, DeepSpeed or accelerate; a command or Python code with arguments of a Trainer, of ms-swift, of diffusers' "
+    "training scripts or kohya's, or these as JSON; the log, error or command of a server (vLLM, SGLang, llama.cpp), or the "
+    "command of Ollama; code of diffusers, transformers, torchvision, timm or vLLM; an out-of-memory message; a model's "
+    "config.json or name; or a file with a memory snapshot of PyTorch."
 )
 
 
@@ -48,7 +48,7 @@ def offer_box() -> None:
     with st.expander("Paste what you have, or ask in words", icon=":material/content_paste:"):
         st.caption(ACCEPTED)
         st.text_area("Question, config, command, code, log or message", key=TEXT, height=160, on_change=_take_text)
-        types = ["yaml", "yml", "json", "txt", "log", "py", "sh", "pickle", "pkl"]
+        types = ["yaml", "yml", "toml", "json", "txt", "log", "py", "sh", "pickle", "pkl"]
         st.file_uploader("or a file", type=types, key=FILE, on_change=_take_file)
 
 

@@ -312,6 +312,65 @@ batch_size: 1
 dtype: fp32
 """, LLAMA | {"train": "adapter", "adapter": "dora", "targets": "q_proj", "r": "4", "optimizer": "sgd", "batch": "1",
          "dtype": "float32"}),
+    # ----------------------------------------------------------------------------------------------------------- torchtitan
+    Example("torchtitan", "its own of a 70B, with tensor parallel", """
+[model]
+name = "llama3"
+flavor = "70B"
+hf_assets_path = "./assets/hf/Llama-3.1-70B"
+[optimizer]
+name = "AdamW"  # "Adam", too
+lr = 1.5e-4
+[training]
+local_batch_size = 8
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8  # 8-way TP
+enable_async_tensor_parallel = false
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = false
+""", {"mode": "training", "arch": "hf:llama-3.1-70b", "batch": "8", "seq": "8192", "optimizer": "adamw", "optimizer_impl": "fused",
+      "dtype": "amp-bfloat16", "parallel": "fsdp", "ranks": "8", "tp": "8", "sp": "1", "lp": "1", "checkpointing": "1"}),
+    Example("torchtitan", "a debug model, compiled, by hybrid shards", """
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "./tests/assets/tokenizer"
+[training]
+local_batch_size = 8
+seq_len = 2048
+[parallelism]
+data_parallel_shard_degree = 4
+data_parallel_replicate_degree = 2
+fsdp_reshard_after_forward = "never"
+[activation_checkpoint]
+mode = "selective"
+[compile]
+enable = true
+""", {"mode": "training", "batch": "8", "seq": "2048", "optimizer": "adamw", "optimizer_impl": "fused", "dtype": "amp-bfloat16",
+      "parallel": "hsdp", "replicate": "2", "ranks": "4", "reshard": "0", "compile": "default"},
+         ("flavor: debugmodel", "activation_checkpoint.mode: selective")),
+    Example("torchtitan", "copies of a small model in bfloat16", """
+[model]
+name = "qwen3"
+flavor = "0.6B"
+converters = ["float8"]
+[optimizer]
+name = "Adam"
+[training]
+local_batch_size = 4
+seq_len = 4096
+dtype = "bfloat16"
+[parallelism]
+data_parallel_shard_degree = 1
+data_parallel_replicate_degree = 4
+[activation_checkpoint]
+mode = "none"
+""", {"mode": "training", "arch": "hf:qwen3-0.6b", "batch": "4", "seq": "4096", "optimizer": "adam", "optimizer_impl": "fused",
+      "dtype": "bfloat16", "parallel": "ddp", "ranks": "4"}, ("model.converters",)),
     # ----------------------------------------------------------------------------------------------------------- DeepSpeed
     Example("deepspeed", "ZeRO-3, offloaded", """
 {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "bf16": {"enabled": true},
@@ -589,6 +648,27 @@ swift rlhf --rlhf_type dpo --model Qwen/Qwen2.5-7B-Instruct --quant_bits 4 --qua
 """, FUSED | {"arch": "hf:qwen2.5-7b", "mode": "training", "objective": "dpo", "train": "adapter", "adapter": "lora", "r": "8",
       "alpha": "32", "adapter_dropout": "0.05", "targets": "q_proj,v_proj", "weights": "nf4-dq", "dtype": "bfloat16",
       "autocast": "1", "batch": "1"}),
+    Example("sd-scripts", "the tables of a file", """
+[model_arguments]
+pretrained_model_name_or_path = "/workspace/sd_xl_base_1.0.safetensors"
+v2 = false
+[additional_network_arguments]
+network_module = "networks.lora"
+network_dim = 32
+network_alpha = 16
+network_train_unet_only = true
+[training_arguments]
+optimizer_type = "AdamW8bit"
+train_batch_size = 4
+mixed_precision = "bf16"
+gradient_checkpointing = true
+cache_latents = true
+cache_text_encoder_outputs = true
+xformers = true
+resolution = "1024,1024"
+""", {"mode": "training", "train": "adapter", "arch": "diffusers:sdxl", "r": "32", "alpha": "16", "dtype": "bfloat16",
+      "image": "1024", "cached": "all", "optimizer": "adamw-8bit", "batch": "4", "checkpointing": "1",
+      "targets": "to_q,to_k,to_v,to_out.0,proj_in,proj_out,ff.net.0.proj,ff.net.2"}),
     Example("sd-scripts", "LoRA of SDXL", """
 accelerate launch sdxl_train_network.py --pretrained_model_name_or_path="./sd_xl_base_1.0.safetensors" --train_data_dir="./img" \\
   --resolution="1024,1024" --output_dir="./out" --network_module=networks.lora --network_dim=32 \\
