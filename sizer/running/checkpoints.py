@@ -23,8 +23,11 @@ import json
 import os
 import pickle
 import shutil
+import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +39,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sizer.running.rank_messages import Messages
+from sizer.tracing.values.libraries import entered_once_imported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +239,7 @@ class _Kept:
 
 
 _Content = tuple[bytes, list[_Kept]]
+_DISTRIBUTED = "torch.distributed.checkpoint"
 
 
 class Checkpoints:
@@ -270,6 +275,48 @@ class Checkpoints:
                 stack.enter_context(mock.patch.object(files, "save_file", self.save_tensors))
                 for place in (package, files):
                     stack.enter_context(mock.patch.object(place, "safe_open", self._reading(package.safe_open)))
+            stack.enter_context(entered_once_imported({_DISTRIBUTED: self._distributed_kept}))
+            yield
+
+    @contextmanager
+    def _distributed_kept(self) -> Iterator[None]:
+        """Keep distributed checkpoints: no rank writes its part. A kept one is loaded by leaving the tensors as they are."""
+        package = sys.modules[_DISTRIBUTED]
+        saver, loader = (importlib.import_module(f"{_DISTRIBUTED}.state_dict_{name}") for name in ("saver", "loader"))
+        kept, load = set[str](), package.load
+
+        def name_of(checkpoint_id: Any, storage: Any) -> str:
+            name = checkpoint_id or getattr(storage, "path", None) or "a distributed checkpoint"
+            return os.path.abspath(os.fspath(name))
+
+        def save(state_dict: Any, *, checkpoint_id: Any = None, storage_writer: Any = None, **kwargs: Any) -> Any:
+            kept.add(name := name_of(checkpoint_id, storage_writer))
+            self.not_saved.append(name)
+            self._saved()
+            return package.Metadata(state_dict_metadata={})
+
+        def async_save(state_dict: Any, *, async_stager: Any = None, **kwargs: Any) -> Any:
+            uploaded: Future[Any] = Future()
+            uploaded.set_result(save(state_dict, **kwargs))
+            if not getattr(getattr(async_stager, "_config", None), "use_async_staging", False):
+                return uploaded
+            staged: Future[None] = Future()
+            staged.set_result(None)
+            return saver.AsyncSaveResponse(staging_completion=staged, upload_completion=uploaded)
+
+        def load_kept(state_dict: Any, *, checkpoint_id: Any = None, storage_reader: Any = None, **kwargs: Any) -> Any:
+            if name_of(checkpoint_id, storage_reader) in kept:
+                return None
+            with warnings.catch_warnings():  # each rank reads its own parts, without a plan of rank 0
+                warnings.simplefilter("ignore", UserWarning)
+                return load(state_dict, checkpoint_id=checkpoint_id, storage_reader=storage_reader, **kwargs | {"no_dist": True})
+
+        saves: dict[str, Any] = {"save": save, "async_save": async_save}
+        with (
+            mock.patch.multiple(package, load=load_kept, **saves),
+            mock.patch.multiple(saver, **saves),
+            mock.patch.multiple(loader, load=load_kept),
+        ):
             yield
 
     def close(self) -> None:

@@ -55,8 +55,7 @@ class Messages:
         def broadcast_kept(objects: Any, src: int | None = None, group: Any = None, *args: Any, **kwargs: Any) -> None:
             group_source = kwargs.get("group_src")
             source = _global_rank(0 if src is None and group_source is None else src, group, group_source)
-            members = "-".join(map(str, dist.get_process_group_ranks(group or dist.group.WORLD)))
-            file = self._file(source, f"all-{hashlib.sha256(members.encode()).hexdigest()[:16]}")
+            file = self._file_of_group(source, "all", group)
             if source == self._rank:
                 broadcast(objects, src, group, *args, **kwargs)
                 file.write_bytes(pickle.dumps(list(objects)))
@@ -65,8 +64,28 @@ class Messages:
                 self._need(source)
             objects[:] = pickle.loads(file.read_bytes())  # written by a process of this run, as above
 
+        # by PyTorch's own names of the arguments
+        def gather(obj: Any, object_gather_list: Any = None, *args: Any, **kwargs: Any) -> None:
+            if object_gather_list is not None:  # every rank contributes the same object as this rank
+                object_gather_list[:] = [obj] * len(object_gather_list)
+
+        def scatter(
+            scatter_object_output_list: Any, scatter_object_input_list: Any = None, src: int | None = None, group: Any = None,
+            *args: Any, **kwargs: Any,
+        ) -> None:  # fmt: skip
+            group_source = kwargs.get("group_src")
+            source = _global_rank(0 if src is None and group_source is None else src, group, group_source)
+            file = self._file_of_group(source, "scattered", group)
+            if source == self._rank:
+                file.write_bytes(pickle.dumps(list(scatter_object_input_list)))
+            elif not file.exists():
+                self._need(source)
+            place = dist.get_process_group_ranks(group or dist.group.WORLD).index(self._rank)
+            scatter_object_output_list[0] = pickle.loads(file.read_bytes())[place]  # written by a process of this run, as above
+
         with ExitStack() as stack:
             answers: dict[str, Any] = {"send_object_list": send_and_keep, "recv_object_list": receive_kept}
+            answers |= {"gather_object": gather, "scatter_object_list": scatter}
             stack.enter_context(mock.patch.multiple(dist, broadcast_object_list=broadcast_kept, **answers))
             stack.enter_context(_gradients_like_outputs())
             yield
@@ -90,6 +109,10 @@ class Messages:
     def _checkpoint(self, name: str | os.PathLike) -> Path:
         digest = hashlib.sha256(os.fsencode(os.path.abspath(name))).hexdigest()
         return self._folder / f"{digest[:32]}.checkpoint"
+
+    def _file_of_group(self, source: int, kind: str, group: Any) -> Path:
+        members = "-".join(map(str, dist.get_process_group_ranks(group or dist.group.WORLD)))
+        return self._file(source, f"{kind}-{hashlib.sha256(members.encode()).hexdigest()[:16]}")
 
     def _file(self, source: int, target: int | str) -> Path:
         self._counts[source, target] += 1

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed.checkpoint as dcp
+from torch import nn
 
 from sizer import size_step
 from sizer.catalogue.gpus import GPUS
@@ -267,6 +269,23 @@ def test_a_script_that_spawns_its_ranks_runs_one_of_them(dry_run: DryRunner):
     assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
     # on each route, rank 2 loads what rank 0 saves, which therefore runs first
     assert done.stdout.count("starting 4\n") == 4 and (done.json["world"], done.json["rank"]) == (4, 2)
+
+
+_PRINTED = {0: f"objects {[{'of': 0}] * 4} ['for 0'] 12 []", 2: "objects None ['for 2'] 0 []"}
+
+
+@pytest.mark.parametrize(("rank", "printed"), _PRINTED.items())
+def test_distributed_checkpoints_are_read_and_not_written(dry_run: DryRunner, tmp_path: Path, rank: int, printed: str):
+    block = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+    weights = {f"{number}.{name}": part for number in range(3) for name, part in block.state_dict().items()}
+    with pytest.warns(UserWarning, match="save in a single process"):
+        dcp.save({"model": weights}, checkpoint_id=tmp_path / "there", no_dist=True)
+    (folder := tmp_path / "made").mkdir()
+    words = "torchrun", "--nproc_per_node=4", "parts.py", str(tmp_path / "there"), str(folder)
+    done = dry_run("--route", "both", "--steps", "0", "--rank", str(rank), "--", *words)
+    assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.stderr[-2000:]
+    assert done.stdout.splitlines().count(printed) == 2, done.stdout[:2000]
+    assert done.json["not_saved"] == [str(folder / "step3"), str(folder / "last")] and not any(folder.iterdir())
 
 
 @pytest.mark.exhaustive

@@ -35,8 +35,8 @@ _INPUTS = "torch.distributed.utils"  # _recursive_to, which DDP and FSDP2 use to
 _MOVERS = frozenset(
     {"torch.optim.swa_utils", "torch.nn.utils.clip_grad", "torch.nn.utils.convert_parameters", "torch.amp.grad_scaler"}
 )
-# Modules of PyTorch that refuse meta tensors by their device.
-_ASKERS = frozenset({"torch.nn.attention.flex_attention"})
+# Modules of PyTorch that refuse or replace meta tensors by their device.
+_ASKERS = frozenset({"torch.nn.attention.flex_attention", "torch.distributed.checkpoint.planner_helpers"})
 _UNFILLED = (torch.empty, torch.empty_like, torch.empty_strided)  # tensors without values
 _SET_DATA = Tensor.data.__set__
 _SPARSE = frozenset(
