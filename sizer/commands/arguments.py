@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 QUANTIZATION = "hf_quant_config.json"  # in the same folder as the config.json of a ModelOpt checkpoint
 _STDIN = Path("-")
 _CALLS = "calls of a Trainer, or of pipelines and models of diffusers, transformers and vLLM"
-_CONFIGS = (".json", ".toml", ".yaml", ".yml")
+_CONFIGS = (".json", ".yaml", ".yml")
 _TEXTS = (".py", ".sh", ".txt", ".toml", ".md", ".log")
 _OF_MODELS = frozenset(("model_type", "architectures"))  # lines that configs of models have
 

@@ -10,12 +10,11 @@ from typing import Any
 from sizer.base.errors import ConfigError, quote
 from sizer.pasted import lines, recipes, torchtitan
 from sizer.pasted.code import CALL, PROCESSES, SCRIPT
-from sizer.pasted.lines import Reader, nothing, number, switch
+from sizer.pasted.lines import RANKS, Reader, nothing, number, switch
 from sizer.pasted.plain_text import ALLOWED, as_flag, as_number, as_text, read_mapping
 from sizer.pasted.question import Draft, Question
 
 Config = Mapping[str, Any]  # dotted names of lines with their values
-RANKS = 8  # of a config that shards over all GPUs and does not say how many there are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from sizer.pasted.question import Draft
 Reader = Callable[[Draft, str, object], bool]
 """Takes a draft, the name of a line and its value; returns False if the line has no counterpart."""
 
+RANKS = 8  # of a config that shards over all GPUs and does not say how many there are
 DTYPES = {
     "bf16": "bfloat16", "bfloat16": "bfloat16", "torch.bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
     "torch.float16": "float16", "half": "float16", "fp32": "float32", "float32": "float32", "torch.float32": "float32",

@@ -10,7 +10,6 @@ from sizer.pasted import lines, recipes
 from sizer.pasted.plain_text import as_flag, as_number, as_text
 from sizer.pasted.question import Draft
 
-RANKS = 8  # if the shards take all GPUs, whose number is the launcher's
 _REPOSITORIES = {"llama3": "meta-llama/Llama-3.1-{}", "qwen3": "Qwen/Qwen3-{}"}
 _SIZE = re.compile(r"[0-9]{1,3}(?:\.[0-9])?B")
 # Sections and lines that change no memory of a step
@@ -34,7 +33,7 @@ def read_job(draft: Draft, config: Mapping[str, Any]) -> Collection[str]:
     else:
         why = "torchtitan keeps float32 weights, and FSDP2 casts them"
         draft.assume(why, dtype="amp-bfloat16" if mixed == "bfloat16" else "float32")
-    draft.assume("torchtitan's default", batch=8, seq=2048, optimizer="adamw", optimizer_impl="fused")
+    draft.assume("torchtitan's default", batch=8, optimizer="adamw", optimizer_impl="fused")
     _take_degrees(draft, config)
     mode = as_text(config.get("activation_checkpoint.mode", "selective"))
     if mode == "full":
@@ -75,7 +74,7 @@ def _take_degrees(draft: Draft, config: Mapping[str, Any]) -> None:
     if "tp" in split:  # torchtitan/models/llama3/infra/parallelize.py: sequence parallel, and the loss unless it is switched off
         split |= {"sp": 1, "lp": int(not as_flag(config.get("parallelism.disable_loss_parallel")))}
     everything = config.get("parallelism.data_parallel_shard_degree", config.get("training.data_parallel_shard_degree", -1)) == -1
-    ranks = RANKS if everything else shards
+    ranks = lines.RANKS if everything else shards
     if everything:
         draft.assume("the launcher says how many GPUs there are", ranks=ranks)
     given = "parallelism"

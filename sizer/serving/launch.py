@@ -461,8 +461,9 @@ def read_launch(text: str) -> Launch:
             unmatched += [unread_head(drafter)] if counted.partition(":")[0] in (EAGLE, EAGLE3) and drafter else []
         else:
             unmatched += [f"{one}: {UNCOUNTED_DRAFT}" for one in drafting]
-    if items.pop("dp_attention", None) is not None and (groups := items.pop("dp", None)) is not None:
-        items["attn_dp"] = groups  # groups within the GPUs of tensor parallel
+    if items.pop("dp_attention", None) is not None:
+        groups = items.pop("dp", None) or items.get("attn_dp", "1")  # within the GPUs of tensor parallel
+        items["attn_dp"] = groups
         read = [row for row in read if row[1] not in (f"dp={groups}", "dp_attention=1")]
         read.append((f"--enable-dp-attention --dp-size {groups}", f"attn_dp={groups}"))
     if adapters:
