@@ -15,6 +15,7 @@ try:
     with st.sidebar:
         st.title("How much device memory does it need?", anchor=False)
         request = form.ask(names)
+        links.note_shown()
     if request is None:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()

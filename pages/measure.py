@@ -24,6 +24,7 @@ try:
     with st.sidebar:
         st.title("What should be measured?", anchor=False)
         request = form.ask(names, for_device=False)
+        links.note_shown()
     st.title("Measure it on a real device", anchor=False)
     if request is None:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")

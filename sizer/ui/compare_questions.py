@@ -27,7 +27,7 @@ from sizer.query.text import (
     with_value,
 )
 from sizer.ui import pasting
-from sizer.ui.links import LONGEST_ADDRESS, address_of, offer_link
+from sizer.ui.links import LONGEST_ADDRESS, address_of, is_behind, note_replaced, note_shown, offer_link
 from sizer.ui.remarks import show_error
 
 KEY = "q"  # of the address, repeated for each question
@@ -39,6 +39,9 @@ FULL = f"{MOST} questions are compared already: remove one on the page Compare."
 
 def open_questions() -> list[str]:
     """Return the questions of the page Compare: those of the address, or the kept ones if the address has none."""
+    if is_behind(KEY):  # the browser may have sent an older address, too
+        st.query_params.from_dict(parameters_of(st.session_state[QUESTIONS]))
+        return list(st.session_state[QUESTIONS])
     given = [text for text in st.query_params.get_all(KEY) if text.strip()]
     if given:
         st.session_state[QUESTIONS] = [_canonical(text) for text in given]
@@ -49,6 +52,7 @@ def keep_questions(texts: Sequence[str]) -> None:
     """Keep these questions for the session, and write them into the address if it can hold them."""
     st.session_state[QUESTIONS] = [_canonical(text) for text in texts]
     st.query_params.from_dict(parameters_of(st.session_state[QUESTIONS]))
+    note_replaced(KEY)
 
 
 def parameters_of(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -204,6 +208,8 @@ def ask_questions(texts: Sequence[str]) -> dict[int, Request]:
         _ask("Another question", "", len(texts) + 1)
     if requests and len(texts) < MOST:
         _ask_change(requests)
+    if texts:
+        note_shown(KEY)
     return requests
 
 
@@ -220,6 +226,8 @@ def _show_edit(request: Request) -> None:
 
 def _take(number: int) -> None:
     """Take the text of a field; a question in words becomes a query."""
+    if is_behind(KEY):
+        return
     text = st.session_state[f"question_{number}"]
     if "=" not in text and len(text.split()) > 1:
         with suppress(SizerError):  # the page then shows why it is no query

@@ -26,10 +26,9 @@ from sizer.report.decision import (
 from sizer.report.fit import VERDICTS, Verdict
 from sizer.report.served import ServedFigures
 from sizer.serving.words import describe_served_devices, describe_served_ranks
-from sizer.ui import form, links, service, vega
+from sizer.ui import links, service, vega
 from sizer.ui.charts import draw, finish
 from sizer.ui.exports import offer_download
-from sizer.ui.focus import look_at
 from sizer.ui.links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.question_words import file_stem
 from sizer.ui.server_view import SIGNS, marked_server
@@ -54,11 +53,7 @@ def _apply(changed: str, request: Request) -> None:
     batches = tuple(sorted({*request.batches, batch}))
     whole = replace(asked, dtypes=dtypes, batches=batches, focus=(dtype, batch))
     st.session_state[APPLIED] = True
-    if (address := links.address_of(whole)) is not None:
-        st.query_params.from_dict(address)
-    else:
-        form.fill(whole)
-        look_at((dtype, batch))
+    links.ask(format_query(whole))
 
 
 def offer(label: str, changed: str, request: Request, key: str) -> None:

@@ -18,7 +18,7 @@ from sizer.catalogue.linear_attention import calls_package, is_installed
 from sizer.catalogue.modes import MODES, Task
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
-from sizer.query.request import DEFAULT_BATCHES, Request
+from sizer.query.request import Request
 from sizer.query.values import DTYPES
 
 # Names of torchvision's detection models (torchvision.models.list_models(module=torchvision.models.detection), torchvision 0.29).
@@ -153,16 +153,3 @@ def chosen_by_page(request: Request) -> bool:
     """Return True if the page chose the dtypes and batch sizes of the question."""
     sizes = st.session_state.get(SIZES)
     return sizes is not None and (set(request.dtypes), request.batches) == ({*sizes.dtypes}, sizes.batches)
-
-
-def offer_grid(request: Request) -> None:
-    """Show a button that asks for all dtypes and batch sizes, if the page chose the current ones."""
-    if not chosen_by_page(request):
-        return
-    st.button(
-        f"All dtypes, batch {DEFAULT_BATCHES[0]} to {DEFAULT_BATCHES[-1]}", key="all_cells", type="tertiary", on_click=_ask_for_grid
-    )
-
-
-def _ask_for_grid() -> None:
-    st.session_state["dtype"], st.session_state["batch"] = list(DTYPES), batch_text(DEFAULT_BATCHES)

@@ -98,6 +98,8 @@ PAGE = "page"  # session state: the page whose address that was
 # The script policy (sizer/ui/surface.py) allows this text by its hash.
 WRITE_DEFAULT = 'if (!location.search) history.replaceState(null, "", "?%s")'
 OPENED = "opened"  # session state: the refusals of the opened link, and the form's request for it
+ASKED = "asked"  # session state: the query that last replaced the form's question
+FORM = "form"  # the fields of the form
 UNSEEN, AWAY = "?unseen", "?away"  # instead of an address, none of which begins with "?"
 
 
@@ -170,14 +172,57 @@ def follow_link(page: str = "estimate") -> Link | None:
     """
     if st.session_state.get(PAGE, page) != page:
         leave_address()
+    elif is_behind():
+        _write(st.session_state[ASKED])  # the browser may have sent an older address, too
+        return _opened(st.session_state[ASKED])
     address = read_address()
     seen = st.session_state.get(ADDRESS, UNSEEN)
     st.session_state[ADDRESS], st.session_state[PAGE] = address, page
     if address == seen or (seen == AWAY and not address):
         return None
-    link = read_link(address)
+    ask(address)
+    return _opened(address)
+
+
+def _opened(query: str) -> Link:
+    link = read_link(query)
     st.session_state[OPENED] = (link.refusals, None)
     return link
+
+
+def _write(query: str) -> None:
+    if query and query != read_address() and len(query) <= LONGEST_ADDRESS:
+        st.query_params.from_dict(split_query(query))
+    st.session_state[ADDRESS] = read_address()
+
+
+def ask(query: str) -> None:
+    """Replace the form's question. The next run reads it, and each further run until the browser has shown it."""
+    st.session_state[ASKED] = query
+    note_replaced()
+
+
+def note_replaced(fields: str = FORM) -> None:
+    """Note that the page, not the reader, changes these fields.
+
+    A browser sends the values of all fields with each click. A click before it has shown the new values sends the old ones.
+    """
+    times = f"{fields}_replaced"
+    st.session_state[times] = st.session_state.get(times, 0) + 1
+
+
+def note_shown(fields: str = FORM) -> None:
+    """Show a hidden field that the browser sends back with the values of the fields above it."""
+    key = f"{fields}_shown"
+    st.session_state[key] = str(st.session_state.get(f"{fields}_replaced", 0))
+    st.html(f"<style>.st-key-{key} {{ display: none }}</style>")
+    st.text_input("Number of the question", key=key)
+
+
+def is_behind(fields: str = FORM) -> bool:
+    """Return True if the browser has sent the values that it showed before the page last changed these fields."""
+    times = str(st.session_state.get(f"{fields}_replaced", 0))
+    return st.session_state.get(f"{fields}_shown", times) != times
 
 
 def leave_address() -> None:

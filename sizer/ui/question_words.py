@@ -20,8 +20,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query.keys import KEYS
 from sizer.query.request import Request
-from sizer.query.text import split_query
-from sizer.ui import fields, server_view
+from sizer.ui import fields, links, server_view
 from sizer.ui.styling import WIDE
 
 EXAMPLES_KEY = "examples"  # of the row of examples
@@ -70,12 +69,7 @@ def show_examples() -> None:
         for package, examples in WITH_PACKAGES.items():
             offered |= examples if find_spec(package) else {}
         for title, query in offered.items():
-            st.button(title, key=f"example {title}", on_click=open_query, args=(query,))
-
-
-def open_query(query: str) -> None:
-    """Write a query into the address. The next run reads it."""
-    st.query_params.from_dict(split_query(query))
+            st.button(title, key=f"example {title}", on_click=links.ask, args=(query,))
 
 
 def show_question(request: Request, *, for_device: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -9,13 +10,15 @@ import streamlit as st
 from pandas.io.formats.style import Styler
 
 from sizer.base.units import format_more
-from sizer.query.request import Request
+from sizer.query.request import DEFAULT_BATCHES, Request
+from sizer.query.text import format_query
+from sizer.query.values import DTYPES
 from sizer.report.census import Census, TensorRow
 from sizer.report.estimate import Estimate
 from sizer.report.kv_cache import SERVER_NOTE, describe_growth
 from sizer.report.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.report.report import Report
-from sizer.ui import defaults
+from sizer.ui import defaults, links
 from sizer.ui.focus import PeakKind, ask_peak_kind, look_at
 from sizer.ui.known_batches import largest_batch
 from sizer.ui.page_cache import drawn_once, made_once, worked_out
@@ -84,7 +87,7 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
         # in narrow windows the table's own buttons would cover this row
         st.html(f"<style>@media (max-width: {WIDE - 1}px) {{ .st-key-{ABOVE_CELLS} {{ padding-bottom: 2rem }} }}</style>")
         st.caption("Select a cell to see its details.", width="content")
-        defaults.offer_grid(request)
+        _offer_grid(request)
     dtypes = shown_dtypes(report)
     selected = [] if focus is None else [(dtypes.index(focus.dtype), str(focus.batch))]
     st.session_state[CELLS] = {"selection": {"rows": [], "columns": [], "cells": selected}}
@@ -100,6 +103,15 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
     )
     st.caption(LEGEND + WHY_LEFT_OUT if any(map(report.left_out, dtypes)) and not report.pending else LEGEND)
     return kind
+
+
+def _offer_grid(request: Request) -> None:
+    """Show a button that asks for all dtypes and batch sizes, if the page chose the current ones."""
+    if not defaults.chosen_by_page(request):
+        return
+    label = f"All dtypes, batch {DEFAULT_BATCHES[0]} to {DEFAULT_BATCHES[-1]}"
+    whole = replace(request, dtypes=tuple(DTYPES), batches=DEFAULT_BATCHES, focus=None)
+    st.button(label, key="all_cells", type="tertiary", on_click=links.ask, args=(format_query(whole),))
 
 
 @made_once

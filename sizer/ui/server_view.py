@@ -17,7 +17,7 @@ from sizer.report.fit import Verdict
 from sizer.report.report import Report
 from sizer.report.served import Served, ServedFigures, Starts
 from sizer.serving.words import gib, graphs_line, range_line, verdict_words, want_line
-from sizer.ui import vega
+from sizer.ui import links, vega
 from sizer.ui.charts import draw
 from sizer.ui.focus import title_formatter
 from sizer.ui.form_model import KEEP
@@ -291,9 +291,8 @@ def _show_levers(request: Request, served: Served) -> None:
 
 
 def _apply(request: Request, changes: str) -> None:
-    """Write the question with changed keys into the address."""
-    asked = parse_query(join_query(split_query(format_query(request)) | split_query(changes)))
-    st.query_params.from_dict(split_query(format_query(asked)))
+    """Ask the question with changed keys."""
+    links.ask(format_query(parse_query(join_query(split_query(format_query(request)) | split_query(changes)))))
 
 
 def _show_flags(served: Served) -> None:
@@ -310,8 +309,8 @@ def offer_server(request: Request) -> None:
 
 
 def _open_server(request: Request) -> None:
-    """Write the same model on a server into the address: the batch becomes requests, prompt and new tokens their length."""
+    """Ask for the same model on a server: the batch becomes requests, prompt and new tokens their length."""
     tokens = (request.sequence_length or 0) + request.new
     arch = split_query(format_query(request))["arch"]
     want = f"{max(request.batches)}x{tokens}"
-    st.query_params.from_dict({"arch": arch, "mode": "serve", "gpu": request.gpu, "want": want})
+    links.ask(join_query({"arch": arch, "mode": "serve", "gpu": request.gpu, "want": want}))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import ANSWER_MS
@@ -62,6 +64,53 @@ def test_apply_works_after_the_answer_has_ended(page: Page, app_url: str) -> Non
     page.get_by_role("radio", name="Reserved").click()
     page.wait_for_timeout(2000)
     assert asked(page) == after
+
+
+# The page receives each message of its server `window.late` milliseconds late.
+LATE = """(() => { window.late = 0;
+    window.WebSocket = class extends window.WebSocket {
+        addEventListener(name, listener, options) {
+            const call = event => listener.call(this, event);
+            const wait = event => window.late ? setTimeout(call, window.late, event) : call(event);
+            super.addEventListener(name, name === "message" ? wait : call, options);
+        }
+        set onmessage(listener) { this.addEventListener("message", listener); }
+    } })()"""
+# Clicks the first button that has a text, and something else before the page shows the button's effect.
+TWO_CLICKS = """([text, other, late, pause]) => {
+    const button = [...document.querySelectorAll("button")].find(one => one.textContent.endsWith(text));
+    window.late = late;
+    button.click();
+    setTimeout(() => document.querySelector(other).click(), pause);
+    setTimeout(() => { window.late = 0 }, pause + 50);
+}"""
+RESERVED = "[class*=st-key-focus_measure] [role=radio]:last-of-type"
+
+
+@pytest.mark.parametrize(("late", "pause"), [(1500, 700), (3000, 2000), (0, 0), (0, 50), (0, 100)])
+def test_a_click_stays_when_the_next_comes_before_its_effect(page: Page, app_url: str, late: int, pause: int) -> None:
+    page.add_init_script(LATE)
+    page.goto(f"{app_url}/?{TIGHT}")
+    expect(page.get_by_role("button", name="Apply", exact=True).first).to_be_visible(timeout=ANSWER_MS)
+    page.wait_for_timeout(2000)
+    page.evaluate(TWO_CLICKS, ["Apply", RESERVED, late, pause])
+    wait_for(page, expandable="1")
+    page.wait_for_timeout(late + 3000)
+    assert asked(page).get("expandable") == "1"
+    expect(page.locator(".st-key-expandable input")).to_be_checked()
+
+
+def test_a_question_stays_removed_when_the_next_click_comes_before_that_shows(page: Page, app_url: str) -> None:
+    page.add_init_script(LATE)
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "Training resnet18")
+    page.get_by_role("link", name="Compare").first.click()
+    page.get_by_role("button", name="ResNet-50 with and without checkpointing").click()
+    expect(page.get_by_text("peak allocated").first).to_be_attached(timeout=ANSWER_MS)
+    page.evaluate(TWO_CLICKS, ["Remove", ".st-key-copy_link button", 1500, 700])
+    page.wait_for_timeout(4000)
+    assert page.url.count("q=") == 1
+    expect(page.get_by_label("Question 1")).to_have_value(re.compile("checkpointing=1"))
 
 
 def test_the_first_click_on_a_cell_is_in_the_address(page: Page, app_url: str) -> None:
