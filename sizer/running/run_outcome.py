@@ -303,7 +303,7 @@ def format_outcome(outcome: Outcome) -> Iterator[str]:
         yield "The script allocated nothing on a device."
     else:
         yield from _figures(outcome)
-    yield f"Host: {format_bytes(outcome.host_bytes)} at the peak, {format_bytes(outcome.pinned_bytes)} of it pinned."
+    yield f"Host: {format_bytes(outcome.host_bytes)} at the peak; pinned memory: {format_bytes(outcome.pinned_bytes)}."
     yield f"Route: {outcome.route} ({outcome.route_reason})."
     for caution in outcome.report.cautions if outcome.report else ():
         yield f"Note: {caution}."

@@ -64,6 +64,7 @@ from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.deepspeed_calls import deepspeed_answered
+from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.own_code import checkpoints_read_at_once, compiling_refused, host_tensors_told
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording, repeatable
@@ -253,7 +254,7 @@ def main() -> NoReturn:
             if (words := _untraced(error)) is not None:
                 message = str(_refusal(*words))
         recorder.notes.update(dict.fromkeys(() if launches is None else launches.notes()))
-        found = _found(settings, steps, gpu)
+        found = _found(settings, steps, gpu, recorder.host)
         del end
     found |= {name: counts.most_common() for name, counts in noted.items()}
     found["compiled"] = encode(None if compiler is None else compiler.code)
@@ -395,7 +396,7 @@ def _untraced(error: BaseException) -> tuple[str, str, str] | None:
     return next((words for text, words in _UNTRACED.items() if text in str(error)), None)
 
 
-def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
+def _found(settings: Settings, steps: Steps, gpu: Any, host: HostMemory) -> dict[str, Any]:
     """Return the values that are written with the end of the script. The tape is a separate file."""
     found: dict[str, Any] = {
         "steps": steps.done,
@@ -418,6 +419,7 @@ def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
     Path(f"{settings.out}.tape").write_bytes(pickle.dumps(tape))
     return found | {
         "host_bytes": tape.host_bytes,
+        "pinned_bytes": host.most_pinned_bytes,
         "model": model | {name: getattr(census, name) for name in names},
         "traced": True,
     }

@@ -541,6 +541,21 @@ def test_activations_that_are_saved_on_the_host_are_not_on_the_device() -> None:
     assert size_step(lambda: setup(True)).estimates[0].host_bytes == 3 * MATRIX
 
 
+def test_devices_are_told_within_a_device_that_code_sets() -> None:
+    def setup() -> Callable[[], object]:
+        with torch.device("cuda"):
+            x = torch.zeros(1024, 1024)
+            assert torch.device("cuda").type == torch.accelerator.current_accelerator().type == x.device.type == "cuda"
+            with torch.device("cpu"):
+                assert (torch.device("cuda:0").type, torch.zeros(2, 2).device.type) == ("cuda", "cpu")
+            host = torch.empty_like(x, device=torch.device("cpu"), pin_memory=True)
+            assert (host.device.type, host.is_pinned()) == ("cpu", True)
+        return lambda: x.add_(host.to(torch.device("cuda")))
+
+    row = size_step(setup, steps=1).estimates[0]
+    assert (row.phases[0].allocated_bytes, row.peak_allocated_bytes, row.host_bytes) == (MATRIX, 2 * MATRIX, MATRIX)
+
+
 def test_weights_that_accelerate_offloads_are_on_the_device_while_they_work() -> None:
     def setup(offload: Callable) -> Callable[[], None]:
         model, x = nn.Sequential(square(), square()), torch.zeros(4, 1024, device="cuda")

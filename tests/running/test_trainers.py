@@ -104,7 +104,7 @@ def test_every_script_is_recorded_and_within_a_hundredth():
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["sft", "sft-qlora", "dpo-lora", "grpo"])
+@pytest.mark.parametrize("name", ["sft", "sft-offload", "sft-qlora", "dpo-lora", "grpo"])
 def test_route_meta_traces_a_script_as_the_driver_runs_it(dry_run: DryRunner, name: str):
     done = dry_run("--gpu", GPU, "--route", "both", "--", "trainers.py", name, HF_HUB_OFFLINE="1")
     assert "driver and meta agree" in done.json["route_reason"], done.json["route_reason"]

@@ -155,6 +155,10 @@ class OnMeta(TorchFunctionMode):
         self._host = HostMemory() if host is None else host
         self._deferred = deferred
 
+    def is_like(self, mode: object) -> bool:
+        """Return True for a mode with the same host. A script's steps have another one than its setup, which may set their hooks."""
+        return isinstance(mode, OnMeta) and mode._host is self._host
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in _SPARSE and any(isinstance(arg, Tensor) and arg.is_meta for arg in args):
             raise sparse_refused(func.__name__)
@@ -219,12 +223,12 @@ class OnMeta(TorchFunctionMode):
             if args[0] in self._host:
                 return self._from_host(*args, **kwargs)
             if self._names_host(*args[1:], **kwargs):
-                held = isinstance(args[0], nn.Parameter) or sys._getframe(1).f_globals.get("__name__") in _HOLDERS
+                held = isinstance(args[0], nn.Parameter) or _module_of(_calling(sys._getframe(1))) in _HOLDERS
                 _, dtype, non_blocking, _, memory_format = self._asked(*args[1:], **kwargs)
                 return self._to_host(
                     args[0], dtype, non_blocking=non_blocking, memory_format=memory_format, of_module=held
                 )
-            if sys._getframe(1).f_globals.get("__name__") == _INPUTS:
+            if _module_of(_calling(sys._getframe(1))) == _INPUTS:
                 args = tuple(map(_unnumbered, args))
         if len(args) == 2 and func == _SET_DATA and args[0].is_meta and args[1].is_cpu:
             args = (args[0], self._host.copy_of(args[1], pinned=False))
@@ -318,7 +322,7 @@ class OnMeta(TorchFunctionMode):
         device = kwargs.get("device", device)
         if self._deferred is None or not self._deferred.names(device):
             return False
-        frame = sys._getframe(2)
+        frame = _calling(sys._getframe(1))
         if frame.f_globals.get("__name__") == _MODULE:
             frame = frame.f_back or frame
         return not isinstance(device, str) or _is_outside(frame)
@@ -396,7 +400,7 @@ class OnMeta(TorchFunctionMode):
 
 
 @contextmanager
-def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
+def modes_in_callbacks(mode: OnMeta) -> Iterator[None]:
     """Enable the mode in callbacks within the context: hooks of saved tensors, backward passes, operators' Python kernels.
 
     PyTorch calls them from an operator or from `Tensor.backward`, which disable function modes. A device's backward pass runs
@@ -407,7 +411,7 @@ def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
 
     def within(function: Any) -> Any:
         def called(*args: Any, **kwargs: Any) -> Any:
-            if any(one is mode for one in _get_current_function_mode_stack()):
+            if any(map(mode.is_like, _get_current_function_mode_stack())):
                 return function(*args, **kwargs)
             with mode:
                 return function(*args, **kwargs)
@@ -569,10 +573,16 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
 
 
 def _calling(frame: FrameType) -> FrameType:
-    """Return the frame that called a function in a frame, skipping the frames of a second mode in runs of several ranks."""
-    while frame.f_globals is globals() and frame.f_back is not None:
+    """Return the frame that called a function in a frame. It skips this module and PyTorch's modes (`with torch.device(…)`)."""
+    while frame.f_back is not None and (
+        frame.f_globals is globals() or (frame.f_code.co_name == "__torch_function__" and _is_ours(_module_of(frame)))
+    ):
         frame = frame.f_back
     return frame
+
+
+def _module_of(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
 
 
 def _is_outside(frame: FrameType) -> bool:

@@ -115,7 +115,7 @@ class Deferred:
         """Treat the context as the setup of a model: tensors under its own `torch.device("meta")` are on no device."""
         call = DeviceContext.__torch_function__
 
-        def torch_function(
+        def __torch_function__(
             context: DeviceContext, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
         ) -> Any:
             makes = func in _device_constructors() and (kwargs or {}).get("device") is None
@@ -126,7 +126,7 @@ class Deferred:
 
         self.is_setting_up = True
         try:
-            with mock.patch.object(DeviceContext, "__torch_function__", torch_function):
+            with mock.patch.object(DeviceContext, "__torch_function__", __torch_function__):
                 yield
         finally:
             self.is_setting_up = False

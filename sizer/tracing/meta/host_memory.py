@@ -50,7 +50,7 @@ class Addresses:
 
 
 class HostMemory:
-    """Meta storages that represent memory of the host. `peak_bytes` is the largest total so far.
+    """Meta storages that represent memory of the host. `peak_bytes` and `most_pinned_bytes` are the largest totals so far.
 
     Pinned memory is allocated in powers of two (ATen/core/CachingHostAllocator.h, PyTorch 2.11 and 2.15: `PowerOf2Ceil`).
     """
@@ -70,6 +70,7 @@ class HostMemory:
         self.pins = False  # whether the tensor under construction will be pinned
         self._pinning = False  # whether new host tensors are pinned
         self._pinned: dict[int, weakref.ref] = {}
+        self.most_pinned_bytes = self._pinned_bytes = 0
         self._held_bytes = 0
         self._storages: dict[int, weakref.ref] = {}
 
@@ -156,9 +157,12 @@ class HostMemory:
         """Make a meta tensor's storage represent memory of the host from now on."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
+        pinned_size = 0
         if (pinned or self._pinning) and size:
-            size = 1 << (size - 1).bit_length()
-        self._storages[key] = weakref.ref(storage, lambda _: self._free(key, size))
+            size = pinned_size = 1 << (size - 1).bit_length()
+        self._storages[key] = weakref.ref(storage, lambda _: self._free(key, size, pinned_size))
+        self._pinned_bytes += pinned_size
+        self.most_pinned_bytes = max(self.most_pinned_bytes, self._pinned_bytes)
         self._held_bytes += size
         self.peak_bytes = max(self.peak_bytes, self._held_bytes)
 
@@ -196,9 +200,10 @@ class HostMemory:
         self.take(copy, pinned=pinned)
         return copy
 
-    def _free(self, key: int, size: int) -> None:
+    def _free(self, key: int, size: int, pinned: int) -> None:
         del self._storages[key]
         self._held_bytes -= size
+        self._pinned_bytes -= pinned
 
 
 class _ToHost(TorchFunctionMode):
