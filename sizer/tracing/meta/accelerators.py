@@ -156,7 +156,7 @@ class OnMeta(TorchFunctionMode):
         self._deferred = deferred
 
     def is_like(self, mode: object) -> bool:
-        """Return True for a mode with the same host. A script's steps have another one than its setup, which may set their hooks."""
+        """Return True for a mode with the same host. A script's steps have another one than its setup, which may set hooks."""
         return isinstance(mode, OnMeta) and mode._host is self._host
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
