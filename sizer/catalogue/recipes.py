@@ -36,13 +36,19 @@ MIN_GROUP, MAX_GROUP = 2, 1024
 # `no_sync`, so that gradients stay unsharded until the last pass; or one backward pass of the summed losses.
 EACH, NO_SYNC, SUMMED = ACCUMULATES = ("each", "no_sync", "summed")
 CACHED = 32  # texts of a mini-batch of sentence-transformers' cached loss
-# First words of notes on kernels: memory of launched Triton kernels, of their autotuning, and of custom operators.
-HOLDS, TUNES, INSIDE = OF_KERNELS = (
+# First words of notes on kernels: memory of launched Triton kernels, of their autotuning, of custom operators, and of libraries.
+HOLDS, TUNES, INSIDE, WORKSPACES = OF_KERNELS = (
     "memory that Triton kernels hold",
     "the buffers in which Triton autotunes kernels",
     "memory inside the kernel of a custom operator",
+    "workspaces of",
 )
 MAX_CHUNKS, MAX_EVALUATED, MAX_CACHED = 4096, 65_536, 65_536
+
+
+def workspaces_of(library: str) -> str:
+    """Return the note on a library's workspaces."""
+    return f"{WORKSPACES} {library}: the code calls it, and only the library knows them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

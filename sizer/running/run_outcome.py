@@ -10,6 +10,7 @@ from sizer.base.codec import decode
 from sizer.base.units import format_bytes
 from sizer.base.versions import SIZER, by_address, format_version, parse_version
 from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.recipes import OF_KERNELS, workspaces_of
 from sizer.report.census import Census
 from sizer.report.column import Column
 from sizer.report.estimate import Estimate, estimate_tape
@@ -256,12 +257,10 @@ def _report(found: Mapping[str, Any], tape: Tape, gpu: Gpu, *, notes: tuple[str,
         mode=mode,
         focus=Focus(dtype=dtype, batch=1),
         cautions=_cautions(found, gpu),
-        notes=notes,
+        notes=tuple(note for note in notes if not note.startswith(OF_KERNELS)),
         target={"torch": version},
         compiled=decode(CompiledCode | None, found.get("compiled")),
-        uncounted=[
-            f"workspaces of {name}: the script calls it, and only the library knows them" for name in found["uncounted"]
-        ],
+        uncounted=[*map(workspaces_of, found["uncounted"]), *(note for note in notes if note.startswith(OF_KERNELS))],
     )
 
 

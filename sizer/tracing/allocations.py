@@ -38,6 +38,8 @@ class During:
 Step: TypeAlias = list[int | tuple[DeferredSize]] | list[int] | tuple[list[int] | int, ...] | Tensor | During
 Steps = Iterable[Step]
 AllocationRule = Callable[[Device, tuple, dict, Any], Steps]
+Library = Callable[[tuple], str | None]
+"""Returns the name of the library that an operator calls with these arguments, if only that library knows its workspace."""
 
 
 def after_results(rule: AllocationRule) -> AllocationRule:

@@ -13,7 +13,7 @@ import torch
 
 from sizer.base.versions import Version
 from sizer.tracing import mps_kernels
-from sizer.tracing.allocations import AllocationRule
+from sizer.tracing.allocations import AllocationRule, Library
 from sizer.tracing.cpu import attention as cpu_attention
 from sizer.tracing.cpu import bitsandbytes as cpu_bitsandbytes
 from sizer.tracing.cpu import convolution as cpu_convolution
@@ -91,6 +91,7 @@ class Rules:
     results: Mapping[Any, Callable[[tuple, Any], Any]]  # correct a meta kernel's result
     allocations: Mapping[Any, AllocationRule]  # add the memory inside a kernel
     checks: Mapping[Any, dtypes.Check]  # raise where every device would
+    libraries: Mapping[Any, Library]  # name the library that an operator calls, if only it knows its workspace
     shortcuts: Mapping[Any, Callable[[tuple], Any]]  # give a result without its meta kernel; may decline
     blas: Blas | None  # cuBLAS's workspaces, which depend on the capability
     known: frozenset[Any]  # operators with a rule as a whole, so that none of their parts are run
@@ -120,6 +121,7 @@ def _rules(kind: str, version: Version) -> Rules:
         results=results,
         allocations=allocations,
         checks=joined("CHECKS"),
+        libraries=joined("LIBRARIES"),
         shortcuts=shortcuts,
         blas=None,
         known=frozenset((*results, *allocations, *shortcuts)),

@@ -27,9 +27,10 @@ from torch.utils._pytree import tree_map_only
 
 from sizer.architecture.inner_tensors import cache_tensors, parts_of
 from sizer.base.versions import by_address
+from sizer.catalogue.recipes import workspaces_of
 from sizer.tape.tape import BlockNotes
 from sizer.tape.tape import Tensor as NotedTensor
-from sizer.tracing.allocations import AllocationRule, During, Steps
+from sizer.tracing.allocations import AllocationRule, During, Library, Steps
 from sizer.tracing.blocks import Storages, Workspaces
 from sizer.tracing.cuda import cublas
 from sizer.tracing.cuda.by_capability import as_environment_says
@@ -78,13 +79,14 @@ class _Plan:
     lifts: bool  # the last call of `torch.tensor(data)`, with a new argument
     resizable: Callable[[tuple, dict], list[Tensor]] | None  # arguments with storages that may grow
     draws: bool  # in place, at random
+    library: Library | None
     views: bool = False  # only returns a view of an argument
 
     @property
     def is_plain(self) -> bool:
         """Return True if only the operator itself runs."""
         instead = self.check, self.handler, self.instead, self.shortcut
-        rules = *instead, self.correct, self.allocations, self.collective, self.resizable
+        rules = *instead, self.correct, self.allocations, self.collective, self.resizable, self.library
         does_more = self.multiplies or self.reads or self.lifts or self.draws
         return all(rule is None for rule in rules) and not does_more
 
@@ -215,6 +217,9 @@ class Recorder(TorchDispatchMode):
                 self._see(plan, tensor, args)
         if plan.collective is not None:
             self.log.tell(plan.collective, *collectives.told(func, args, out))
+        if plan.library is not None and not of_nothing and not self._is_on_host(args, out):
+            if (library := plan.library(args)) is not None:
+                self.notes.setdefault(workspaces_of(library))
         if plan.multiplies and (blas := self.rules.blas) is not None and not self._is_on_host(args, out):
             self._workspaces.multiply(plan.name, *cublas.needs(blas, func, args, out, beta=kwargs.get("beta", 1)))
         return out
@@ -279,6 +284,7 @@ class Recorder(TorchDispatchMode):
             reads=func in _READS,
             resizable=_resizable(func),
             draws=torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable,
+            library=rules.libraries.get(functional(func)),
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
         self._plans[id(func)] = plan = replace(plan, views=(func.is_view or func in _VIEWS) and plan.is_plain)

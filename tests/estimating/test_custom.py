@@ -541,6 +541,17 @@ def test_activations_that_are_saved_on_the_host_are_not_on_the_device() -> None:
     assert size_step(lambda: setup(True)).estimates[0].host_bytes == 3 * MATRIX
 
 
+def test_libraries_with_workspaces_of_their_own_are_named() -> None:
+    def setup() -> Callable[[], object]:
+        torch.linalg.cholesky(torch.eye(4))  # on the host
+        x = torch.randn(8, 64, device="cuda")
+        return lambda: torch.fft.rfft(x)
+
+    (text,) = size_step(setup, gpu="a100-80gb").uncounted
+    assert text == "workspaces of cuFFT: the code calls it, and only the library knows them"
+    assert not size_step(setup, gpu="cpu").uncounted
+
+
 def test_devices_are_told_within_a_device_that_code_sets() -> None:
     def setup() -> Callable[[], object]:
         with torch.device("cuda"):

@@ -385,8 +385,9 @@ def test_what_no_dry_run_is_on_is_refused(dry_run: DryRunner, words: tuple[str, 
 
 
 @pytest.mark.exhaustive
-def test_other_libraries_run_and_their_workspaces_are_named(dry_run: DryRunner):
-    done = dry_run("--", "libraries.py")
+@pytest.mark.parametrize("route", ["driver", "meta"])
+def test_other_libraries_run_and_their_workspaces_are_named(dry_run: DryRunner, route: str):
+    done = dry_run("--route", route, "--", "libraries.py", *(["dense"] if route == "meta" else []))
     assert done.status == 0, done.stderr
     assert "(2, 201, 41) (300,) (300, 2) [(300, 300), (300, 300), (300, 300)] (300, 300)" in done.stdout
     assert {text.split(":")[0] for text in done.json["uncounted"]} == {"workspaces of cuFFT", "workspaces of cuSOLVER"}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import AllocationRule, Steps
+from sizer.tracing.allocations import AllocationRule, Library, Steps
 from sizer.tracing.device import Device
 from sizer.tracing.operator_tables import listed
 
@@ -119,3 +119,4 @@ ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("_fft_c2r", complex_to_real),
     **listed("_fft_c2c", complex_to_complex),
 }
+LIBRARIES: dict[Any, Library] = listed("_fft_r2c _fft_c2r _fft_c2c", lambda args: "cuFFT")

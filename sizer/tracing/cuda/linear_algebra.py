@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import PRODUCT, AllocationRule, Step, Steps, after_results, copies
+from sizer.tracing.allocations import PRODUCT, AllocationRule, Library, Step, Steps, after_results, copies
 from sizer.tracing.device import Device
 from sizer.tracing.operator_tables import listed
 from sizer.tracing.values.handler import Handler, HandlerContext
@@ -215,6 +215,11 @@ def reflections(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     return [[_INFO]] if args[0].numel() else []
 
 
+def factoring(args: tuple) -> str | None:
+    """Return the library that factors matrices; None for cuBLAS, which factors many small ones at once, without a workspace."""
+    return None if _factors(*_shape(args[0])) else "cuSOLVER"
+
+
 HANDLERS: dict[Any, Handler] = listed("geqrf", factored)
 ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("_linalg_check_errors", errors),
@@ -234,4 +239,12 @@ ALLOCATIONS: dict[Any, AllocationRule] = {
     **listed("_linalg_slogdet", logarithm_of_determinant),
     **listed("linalg_lu_factor_ex", factors),
     **listed("_linalg_svd", singular_values),
+}
+LIBRARIES: dict[Any, Library] = {
+    **listed(
+        "linalg_cholesky_ex _cholesky_solve_helper cholesky_inverse _linalg_svd _linalg_eigh linalg_eig linalg_qr geqrf ormqr "
+        "linalg_householder_product linalg_ldl_factor_ex linalg_ldl_solve",
+        lambda args: "cuSOLVER",
+    ),
+    **listed("linalg_lu_factor_ex linalg_lu_solve linalg_inv_ex _linalg_solve_ex _linalg_det _linalg_slogdet", factoring),
 }

@@ -143,6 +143,7 @@ HANDLERS = {
     _aten._ctc_loss_backward.default: ctc_loss_backward,
     _aten._ctc_loss_backward.Tensor: ctc_loss_backward,
 }
+LIBRARIES = {_aten._cudnn_ctc_loss.default: lambda args: "cuDNN's CTC loss"}
 
 
 # ---------------------------------------------------------------------------------------------------------------- rnnt

@@ -1,5 +1,7 @@
 """Operators of cuFFT and cuSOLVER, a Triton-free tour of NVIDIA's other libraries."""
 
+import sys
+
 import torch
 
 square = torch.randn(300, 300, device="cuda", requires_grad=True)
@@ -13,7 +15,8 @@ factors = [
     torch.linalg.cholesky(square.detach()),
     torch.linalg.eigh(square.detach())[1],
 ]
-sparse = torch.eye(300, device="cuda").to_sparse() @ square.detach()
+one = torch.eye(300, device="cuda")
+sparse = (one if "dense" in sys.argv else one.to_sparse()) @ square.detach()
 print(
     tuple(waves.shape), tuple(values.shape), tuple(solved.shape), [tuple(f.shape) for f in factors], tuple(sparse.shape)
 )
