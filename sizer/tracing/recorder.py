@@ -217,9 +217,9 @@ class Recorder(TorchDispatchMode):
                 self._see(plan, tensor, args)
         if plan.collective is not None:
             self.log.tell(plan.collective, *collectives.told(func, args, out))
-        if plan.library is not None and not of_nothing and not self._is_on_host(args, out):
-            if (library := plan.library(args)) is not None:
-                self.notes.setdefault(workspaces_of(library))
+        library = None if plan.library is None or of_nothing or self._is_on_host(args, out) else plan.library(args)
+        if library is not None:
+            self.notes.setdefault(workspaces_of(library))
         if plan.multiplies and (blas := self.rules.blas) is not None and not self._is_on_host(args, out):
             self._workspaces.multiply(plan.name, *cublas.needs(blas, func, args, out, beta=kwargs.get("beta", 1)))
         return out
