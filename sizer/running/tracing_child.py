@@ -84,11 +84,11 @@ class Stop(BaseException):
 class Steps:
     """Report a script's modules, optimizers and compiled calls to the tracer, as `size_step` does."""
 
-    def __init__(self, recorder: Recorder, compiler: Compiler | None, limit: int, setup: ExitStack, steps: ExitStack) -> None:
-        """Trace up to `limit` steps; `setup` is closed when the first step begins, from when on `steps` is open."""
+    def __init__(self, recorder: Recorder, compiler: Compiler | None, limit: int, setup: ExitStack) -> None:
+        """Trace up to `limit` steps; `setup` is closed when the first step begins."""
         self.watcher, self._recorder, self._limit = StepWatcher(recorder), recorder, limit
         self._compiler = compiler
-        self._setup, self._steps = setup, steps
+        self._setup = setup
         self.done = 0  # the steps of the optimizer that stepped most often
         self._counts = WeakIdKeyDictionary()  # by optimizer
         self.ends: dict[str, int] = {}
@@ -104,7 +104,6 @@ class Steps:
         self.began = True
         self._setup.close()
         self._recorder.host.setting_up = False
-        enter_device(self._steps, self._recorder)
         self.watcher.loaded()
         self.ends[LOAD] = self._position()
         self.watcher.begin_step()
@@ -196,7 +195,7 @@ def main() -> NoReturn:
         stack.enter_context(mock.patch.object(torch.__future__, getter, _swaps))
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap_data))
         setup = ExitStack()
-        steps = Steps(recorder, compiler, settings.steps, setup, stack.enter_context(ExitStack()))
+        steps = Steps(recorder, compiler, settings.steps, setup)
         if compiler is not None:
             compiler.before_call = steps.begin
         if launches is not None:
@@ -223,7 +222,7 @@ def main() -> NoReturn:
         steps_of = torch.optim.Optimizer.profile_hook_step
         stack.enter_context(mock.patch.object(torch.optim.Optimizer, "profile_hook_step", steps.begun_by(steps_of)))
         recorder.host.setting_up = True
-        enter_device(setup, recorder)
+        enter_device(stack, recorder)  # for the setup and the steps: a script may be within a mode of its own when the steps begin
         setup.enter_context(recorder.deferred.setting_up())
         setup.enter_context(steps.watcher.low_bits_refused())
         for module, names in _UNTRACED_CALLS.items():

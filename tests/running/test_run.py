@@ -212,6 +212,7 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
         "denoising.py",
         "operators.py",
         "offloading.py",
+        "places.py",
         *(
             pytest.param(script, marks=pytest.mark.exhaustive)
             for script in ("functional.py", "folds.py", "detector.py", "speech.py", "masks.py", "typed.py", "recurrent.py")

@@ -155,6 +155,17 @@ class OnMeta(TorchFunctionMode):
         self._host = HostMemory() if host is None else host
         self._deferred = deferred
 
+    @contextmanager
+    def default_device_left(self) -> Iterator[None]:
+        """Leave the effect of `torch.set_default_device` within the context: it is a function mode."""
+        host = self._host
+        before = host.is_default_elsewhere
+        host.is_default_elsewhere = before and not host.is_default_a_mode
+        try:
+            yield
+        finally:
+            host.is_default_elsewhere = before
+
     def is_like(self, mode: object) -> bool:
         """Return True for a mode with the same host. A script's steps have another one than its setup, which may set hooks."""
         return isinstance(mode, OnMeta) and mode._host is self._host
@@ -413,7 +424,7 @@ def modes_in_callbacks(mode: OnMeta) -> Iterator[None]:
         def called(*args: Any, **kwargs: Any) -> Any:
             if any(map(mode.is_like, _get_current_function_mode_stack())):
                 return function(*args, **kwargs)
-            with mode:
+            with mode, mode.default_device_left():
                 return function(*args, **kwargs)
 
         return called
@@ -508,7 +519,7 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
 
     def set_default_device(device: object) -> None:
         """Replace torch.set_default_device, because its mode would be below this trace's mode."""
-        host.is_default_elsewhere = str(device).partition(":")[0] == kind != "cpu"
+        host.is_default_elsewhere = host.is_default_a_mode = str(device).partition(":")[0] == kind != "cpu"
         set_device(None if host.is_default_elsewhere else device)
 
     def get_default_device() -> torch.device:
@@ -517,7 +528,7 @@ def devices_told(host: HostMemory, deferred: Deferred, kind: str = "cuda") -> It
     def set_default_tensor_type(kind: object) -> None:
         """Replace torch.set_default_tensor_type, which PyTorch converts to a dtype and a device."""
         named = _type_named(kind)
-        host.is_default_elsewhere = named is not None and named[0] is _ACCELERATOR
+        host.is_default_elsewhere, host.is_default_a_mode = named is not None and named[0] is _ACCELERATOR, False
         of_default_type.close()
         if host.is_default_elsewhere and named is not None:
             torch.set_default_dtype(named[1])

@@ -59,7 +59,8 @@ class HostMemory:
         self.addresses = Addresses()
         self.gpu: int | None = None  # the number of the GPU that code has named
         self.tells = False  # whether a user's code sees devices as on a real host
-        self.is_default_elsewhere = False  # tensors that name no device are on an accelerator (torch.set_default_device)
+        self.is_default_elsewhere = False  # tensors that name no device are on an accelerator
+        self.is_default_a_mode = False  # because of torch.set_default_device, not of a default type of tensors
         self.peak_bytes = 0
         self.copied_bytes = 0  # of tensors that were copied from the host to the device
         self.making: bool | None = (
