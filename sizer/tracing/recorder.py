@@ -79,7 +79,7 @@ class _Plan:
     lifts: bool  # the last call of `torch.tensor(data)`, with a new argument
     resizable: Callable[[tuple, dict], list[Tensor]] | None  # arguments with storages that may grow
     draws: bool  # in place, at random
-    library: Library | None
+    library: Library | None  # names the library that it calls, whose workspaces are not counted
     views: bool = False  # only returns a view of an argument
 
     @property

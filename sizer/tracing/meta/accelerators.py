@@ -167,7 +167,7 @@ class OnMeta(TorchFunctionMode):
             host.is_default_elsewhere = before
 
     def is_like(self, mode: object) -> bool:
-        """Return True for a mode with the same host. A script's steps have another one than its setup, which may set hooks."""
+        """Return True for a mode with the same host. `size_step` has one for its setup, which may set hooks, and one per step."""
         return isinstance(mode, OnMeta) and mode._host is self._host
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
