@@ -53,7 +53,7 @@ def _apply(changed: str, request: Request) -> None:
     batches = tuple(sorted({*request.batches, batch}))
     whole = replace(asked, dtypes=dtypes, batches=batches, focus=(dtype, batch))
     st.session_state[APPLIED] = True
-    links.ask(format_query(whole))
+    links.replace_question(format_query(whole))
 
 
 def offer(label: str, changed: str, request: Request, key: str) -> None:

@@ -180,7 +180,7 @@ def follow_link(page: str = "estimate") -> Link | None:
     st.session_state[ADDRESS], st.session_state[PAGE] = address, page
     if address == seen or (seen == AWAY and not address):
         return None
-    ask(address)
+    replace_question(address)
     return _opened(address)
 
 
@@ -196,7 +196,7 @@ def _write(query: str) -> None:
     st.session_state[ADDRESS] = read_address()
 
 
-def ask(query: str) -> None:
+def replace_question(query: str) -> None:
     """Replace the form's question. The next run reads it, and each further run until the browser has shown it."""
     st.session_state[ASKED] = query
     note_replaced()

@@ -82,7 +82,7 @@ def _take(text: str) -> None:
         if is_startup(text):
             log = with_command(read_startup(text), text)
             st.session_state[FOUND] = log
-            links.ask(join_query(address_of_server(log, st.query_params.to_dict())))
+            links.replace_question(join_query(address_of_server(log, st.query_params.to_dict())))
             return
         if is_message(text):
             st.session_state[FOUND] = read_message(text)
@@ -92,7 +92,7 @@ def _take(text: str) -> None:
         st.session_state[FOUND] = error
         return
     st.session_state[FOUND] = question
-    links.ask(join_query(address_of(question, st.query_params.to_dict())))
+    links.replace_question(join_query(address_of(question, st.query_params.to_dict())))
 
 
 def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
@@ -194,7 +194,7 @@ def _show_startup(found: StartupLog, report: Report | None) -> None:
             st.button(
                 f"Use this machine's own constants: {', '.join(f'{key} {value}' for key, value in constants.items())}",
                 key="pasted_refit",
-                on_click=lambda: links.ask(join_query(st.query_params.to_dict() | constants)),
+                on_click=lambda: links.replace_question(join_query(st.query_params.to_dict() | constants)),
             )
 
 

@@ -69,7 +69,7 @@ def show_examples() -> None:
         for package, examples in WITH_PACKAGES.items():
             offered |= examples if find_spec(package) else {}
         for title, query in offered.items():
-            st.button(title, key=f"example {title}", on_click=links.ask, args=(query,))
+            st.button(title, key=f"example {title}", on_click=links.replace_question, args=(query,))
 
 
 def show_question(request: Request, *, for_device: bool = True) -> None:

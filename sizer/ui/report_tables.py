@@ -111,7 +111,7 @@ def _offer_grid(request: Request) -> None:
         return
     label = f"All dtypes, batch {DEFAULT_BATCHES[0]} to {DEFAULT_BATCHES[-1]}"
     whole = replace(request, dtypes=tuple(DTYPES), batches=DEFAULT_BATCHES, focus=None)
-    st.button(label, key="all_cells", type="tertiary", on_click=links.ask, args=(format_query(whole),))
+    st.button(label, key="all_cells", type="tertiary", on_click=links.replace_question, args=(format_query(whole),))
 
 
 @made_once

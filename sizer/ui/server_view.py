@@ -292,7 +292,7 @@ def _show_levers(request: Request, served: Served) -> None:
 
 def _apply(request: Request, changes: str) -> None:
     """Ask the question with changed keys."""
-    links.ask(format_query(parse_query(join_query(split_query(format_query(request)) | split_query(changes)))))
+    links.replace_question(format_query(parse_query(join_query(split_query(format_query(request)) | split_query(changes)))))
 
 
 def _show_flags(served: Served) -> None:
@@ -313,4 +313,4 @@ def _open_server(request: Request) -> None:
     tokens = (request.sequence_length or 0) + request.new
     arch = split_query(format_query(request))["arch"]
     want = f"{max(request.batches)}x{tokens}"
-    links.ask(join_query({"arch": arch, "mode": "serve", "gpu": request.gpu, "want": want}))
+    links.replace_question(join_query({"arch": arch, "mode": "serve", "gpu": request.gpu, "want": want}))

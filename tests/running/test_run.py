@@ -385,6 +385,14 @@ def test_what_no_dry_run_is_on_is_refused(dry_run: DryRunner, words: tuple[str, 
     assert done.status == 2 and said in done.stderr
 
 
+@pytest.mark.parametrize("route", ["driver", "meta"])
+def test_pinned_memory_is_reported(dry_run: DryRunner, route: str):
+    done = dry_run("--route", route, "--", "offloading.py")
+    # two saved tensors of 256 x 2,048 floats; two of 256 x 512 are small, and not counted on route meta
+    assert done.json["pinned_bytes"] == {"driver": 5, "meta": 4}[route] * 2**20
+    assert "; pinned memory: " in done.stdout
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("route", ["driver", "meta"])
 def test_other_libraries_run_and_their_workspaces_are_named(dry_run: DryRunner, route: str):
